@@ -41,6 +41,7 @@ def is_misread(x: Tensor) -> bool:
     """Return whether batch norm's CPU backward may take the tensor for one in the plain layout, which it is not in."""
     if x.dim() not in CHANNELS_LAST or x.device.type != "cpu" or 1 not in x.shape:
         return False
+    # Dense in the plain order, or not dense in channels-last order: nothing to misread.
     if x.is_contiguous() or not x.is_contiguous(memory_format=CHANNELS_LAST[x.dim()]):
         return False
     # The strides of a new channels-last tensor, which torch recognizes: 1 for channels, then from the last dimension on

@@ -99,6 +99,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
         model = get_model(f"fasterrcnn_{config.backbone}", weights=None, weights_backbone=None, num_classes=num_classes)
         # Another width than torchvision's needs new layers from the pooled map on.
         if config.feature_dim != model.roi_heads.box_predictor.cls_score.in_features:
+            # The box head reads all channels of a square pooled map, flattened.
             pooled = model.backbone.out_channels * model.roi_heads.box_roi_pool.output_size[0] ** 2
             model.roi_heads.box_head = TwoMLPHead(pooled, config.feature_dim)
             model.roi_heads.box_predictor = FastRCNNPredictor(config.feature_dim, num_classes)
@@ -110,6 +111,7 @@ def build_detector(config: DetectorConfig, num_classes: int) -> FasterRCNN:
     backbone = SmallBackbone(config.channels)
     model = FasterRCNN(
         backbone,
+        # One feature map with square anchors of several sizes.
         rpn_anchor_generator=AnchorGenerator((config.anchors,), ((1.0,),)),
         rpn_pre_nms_top_n_train=256,
         rpn_pre_nms_top_n_test=256,
@@ -167,6 +169,7 @@ class _WordHeads(RoIHeads):
         box_features = self.box_head(self.box_roi_pool(features, proposals, image_shapes))
         logits, boxes = self.box_predictor(box_features)
         classifier, box_reg = fastrcnn_loss(logits, boxes, labels, regression)
+        # Label 0 is the background, to which no word applies.
         object_rows = torch.cat(labels) > 0
         # The words of the object that each proposal is matched with: [proposals of all images, W]
         words = torch.cat([target["words"][rows] for target, rows in zip(targets, matched, strict=True)])
@@ -273,6 +276,7 @@ class SeparableRoIAlign(MultiScaleRoIAlign):
         # W_y M W_x' for all channels: first along x, then along y.
         x_RSW = self._weights(boxes_R4[:, 0], boxes_R4[:, 2], width)
         y_RSH = self._weights(boxes_R4[:, 1], boxes_R4[:, 3], height)
+        # (R * bins, W) @ (W, C * H) -> (R * bins, C * H): pooled along x.
         along_x = x_RSW.flatten(0, 1) @ map_CHW.permute(2, 0, 1).reshape(width, channels * height)
         pooled = along_x.view(count, bins * channels, height) @ y_RSH.transpose(1, 2)  # [R, x bins * C, y bins]
         return pooled.view(count, bins, channels, bins).permute(0, 2, 3, 1)

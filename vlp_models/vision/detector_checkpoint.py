@@ -92,6 +92,7 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
             f"{directory / CONFIG}: not a detector's config ({error}); `dvc repro detector`"
         ) from None
     load_external_state_dict(model, read_state_dict(directory / weights), directory / weights, "detector.backbone")
+    # The id in config.json is a hash of `WEIGHTS`; a published weights file next to it has another.
     if weights == WEIGHTS:
         check_weights_hash(directory / WEIGHTS, record, "detector")
     model.to(device).eval()
@@ -184,6 +185,7 @@ def load_published(path: Path, backbone: DetectorBackbone, names: Sequence[str])
         return detector
     state = read_state_dict(path)
     classes = (BACKGROUND, *names)
+    # The rows of the file's classifier are its classes, including the background.
     count = state[HEAD].shape[0] if HEAD in state else len(classes)
     if count == COCO_CLASSES:
         classes = tuple(FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"])
@@ -211,6 +213,7 @@ def fetch_published(weights: str, backbone: DetectorBackbone, where: str) -> Det
             f"{where}: {weights}: torchvision has weights for detector.backbone {', '.join(PUBLISHED)}, not {backbone}"
         )
     state, meta = fetch_torchvision(f"fasterrcnn_{backbone}", where)
+    # torchvision's first category is a background with a name of its own.
     return _build_published(state, backbone, (BACKGROUND, *meta["categories"][1:]), where)
 
 

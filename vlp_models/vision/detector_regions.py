@@ -99,6 +99,7 @@ class RegionExtractor:
         model, heads = self._model, self._roi_heads
         pixels, _ = model.transform([image_3HW.to(self._device).float() / 255])
         maps = model.backbone(pixels.tensors)
+        # A backbone with a single map returns it without a name, which RoI pooling needs.
         if isinstance(maps, Tensor):
             maps = {"0": maps}
         proposals, _ = model.rpn(pixels, maps)
@@ -112,6 +113,7 @@ class RegionExtractor:
             features = probs if self._words is None else torch.cat([probs, self._words(features).sigmoid()], dim=-1)
 
         height, width = pixels.image_sizes[0]
+        # (N, 4) pixels of the resized image -> fractions, which are the same in the original.
         fractions = boxes / boxes.new_tensor([width, height, width, height])
         # By the second pass's scores, which may order the boxes differently, or put some below the minimum.
         scores = probs[:, 1:].max(dim=1).values

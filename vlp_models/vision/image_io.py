@@ -24,6 +24,7 @@ def read_image(path: Path, width: int, height: int) -> Tensor:
         DataError: missing, damaged, or of another size.
     """
     try:
+        # Only these formats, so that none of Pillow's other decoders reads an untrusted file.
         with Image.open(path, formats=sorted(set(FORMATS.values()))) as image:
             # The header may give the size before the EXIF rotation.
             upright = to_upright_rgb(image) if sorted(image.size) == sorted((width, height)) else image
@@ -41,6 +42,7 @@ def read_image(path: Path, width: int, height: int) -> Tensor:
 
 def to_tensor(image: Image.Image) -> Tensor:
     """Convert an image to uint8 [3, H, W], RGB."""
+    # (H, W, 3) -> (3, H, W)
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 

@@ -157,6 +157,7 @@ class ImportedSource:
                 quarantine.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
                 regions.append(self._empty())
             advance(1)
+        # Checked after reading, because a file may have changed in the meantime.
         self._check_unchanged(read)
         return regions, quarantine
 
@@ -350,6 +351,7 @@ def _tsv_lines(path: Path) -> Iterable[tuple[int, int, bytes]]:
         number = offset = 0
         while line := file.readline(MAX_LINE):
             number += 1
+            # readline stops at the limit, so a full buffer means a longer line.
             if len(line) == MAX_LINE:
                 raise DataError(f"{path}:{number}: a line of more than {MAX_LINE >> 20} MiB; not a features TSV")
             yield number, offset, line
@@ -367,6 +369,7 @@ def _parse_tsv_line(cells: list[str]) -> Record:
     class_probs = scores = None
     if "cls_prob" in row:
         class_probs = _decode_array(row, "cls_prob", count, np.float32)
+        # A region's confidence is its highest probability of a class; column 0 is the background.
         scores = class_probs[:, 1:].max(axis=1, initial=0)
     elif "objects_id" in row:
         # LXMERT's class numbers do not count the background. One-hot rows, times the confidence: [N, C]
@@ -443,10 +446,12 @@ class NpzDirectory:
     def read(self, key: str) -> Record:
         path = self._paths[key]
         try:
+            # The sizes are in the archive's directory: they are known before anything is unpacked.
             with zipfile.ZipFile(path) as archive:
                 size = sum(member.file_size for member in archive.infolist())
             if size > MAX_NPZ_BYTES:
                 raise RecordError(f"unpacks to {size >> 20} MiB; the limit is {MAX_NPZ_BYTES >> 20}")
+            # Without pickle, which would run code from the file.
             with np.load(path, allow_pickle=False) as file:
                 missing = [name for name in _NEEDED if name not in file]
                 if missing:
@@ -455,6 +460,7 @@ class NpzDirectory:
                 return Record(
                     features=_to_float32(file["features"]),
                     boxes=_to_float32(file["boxes"]),
+                    # A scalar in some files, an array of one element in others.
                     width=float(file["image_w"].reshape(-1)[0]),
                     height=float(file["image_h"].reshape(-1)[0]),
                     class_probs=class_probs,

@@ -39,6 +39,7 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     if library == "timm":
         return fetch_timm(pretrained_model_name(weights, model), where)
     state = read_state_dict(find_weights_file(weights, root, where))
+    # Only the original port names its stem so; all other files have timm's names.
     if "_conv_stem.weight" not in state:
         return state
     try:
@@ -165,6 +166,7 @@ INVERTED = {
     "_bn2": "bn3",
 }
 SEPARABLE = INVERTED | {"_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+# Number of the block, part and parameter: `_blocks.3._expand_conv.weight`.
 BLOCK = re.compile(r"_blocks\.(\d+)\.([a-z0-9_]+)\.(.+)")
 
 

@@ -102,6 +102,7 @@ class GridExtractor:
         # [rows, y, columns, x, 3] -> [rows, columns, y, x, 3] -> [cells, features]
         cells = np.asarray(small, np.float32).reshape(GRID, CELL_PIXELS, GRID, CELL_PIXELS, 3).transpose(0, 2, 1, 3, 4)
         features = cells.reshape(GRID * GRID, -1) / 127.5 - 1
+        # (cells,): row and column of each cell, row by row.
         top, left = np.divmod(np.arange(GRID * GRID), GRID)
         return RegionArrays(
             features=features.astype(np.float16),

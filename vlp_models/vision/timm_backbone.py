@@ -186,6 +186,7 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
             of names.
     """
     check_model(p.model, f"{SECTION}.model`")
+    # Without weights: it only lists the model's feature maps, input size and classifier.
     fresh: Any = timm.create_model(p.model, pretrained=False)
     last = len(fresh.feature_info) - 1
     if any(not 0 <= level <= last for level in p.levels) or len(set(p.levels)) != len(p.levels):
@@ -289,6 +290,7 @@ def _class_names(count: int, p: TimmParams, root: Path) -> tuple[str, ...]:
         if len(names) != count:
             raise CheckpointError(f"{path}: {len(names)} names, but the backbone's classifier has {count} classes")
         return (BACKGROUND, *names)
+    # ImageNet's own names, if the number of classes is that of one of its versions.
     subset = infer_imagenet_subset({"num_classes": count})
     if subset is None:
         return (BACKGROUND, *(f"class {number}" for number in range(1, count + 1)))
@@ -360,6 +362,7 @@ class CellExtractor:
             probs = F.pad(logits.float().softmax(-1), (1, 0))
             scores = probs.max(dim=1).values
         else:
+            # (N, 0): without a classifier there are no classes, and all cells are equally certain.
             probs, scores = logits, logits.new_ones(len(features))
         # The most certain cells first; equal ones row by row.
         order = scores.argsort(descending=True, stable=True)

@@ -257,10 +257,12 @@ class _Halves:
         for copied, parameter in zip(self._models[1].parameters(), model.parameters(), strict=True):
             copied.data = parameter.data
         for number, half in enumerate(self._models):
+            # Seeds 2 s and 2 s + 1: no two halves of trainings with different seeds share one.
             generator = torch.Generator().manual_seed(2 * seed + number)
             for part in (half.rpn, half.roi_heads):
                 part.fg_bg_sampler = SeededSampler(part.fg_bg_sampler, generator)
         self._device = device
+        # Without portable mode an operation uses all cores itself, so the halves run one after the other.
         threads = cpu_count(2) if is_portable() and device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_flush_denormal, initargs=(True,))
         self._map = map if threads == 1 else self._pool.map
@@ -277,6 +279,7 @@ class _Halves:
         halves = [half for half in (batch[:middle], batch[middle:]) if half]
         # Of a batch of odd size, the first half has one image more, and so more weight.
         weights = [len(half) / len(batch) for half in halves]
+        # `map` and the pool's stop at the shortest list, so a single half uses the model alone.
         losses = list(self._map(self._backward_half, self._models, halves, weights))
         if len(halves) == 2:
             self._merge()
@@ -375,6 +378,7 @@ def _score_coco(
                 }
             )
     positions = {"AP": 0, "AP50": 1, "AP75": 2, "AR": 8}  # in COCOeval.stats
+    # `loadRes` does not accept an empty list.
     if not detections:
         return dict.fromkeys(positions, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its own report

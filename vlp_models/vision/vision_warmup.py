@@ -74,8 +74,10 @@ def warm_up_vision(
     """
     torch.manual_seed(options.seed)
     head = nn.Linear(encoder.hidden, words)
+    # AdamW skips weights without a gradient, so those outside of the image side do not change.
     learner = nn.ModuleList([encoder.model, head]).to(device).train()
 
+    # A stream of its own for crops: `batches` draws from the plain seed.
     rng = np.random.default_rng([options.seed, 1])
 
     def backward(batch: FlipBatch) -> dict[str, float]:
@@ -101,6 +103,7 @@ def cell_word_targets(
         boxes_N4: in pixels of the input. words_NW: 1 if a word applies. cell_side: in pixels.
     """
     targets = np.zeros((rows, columns, words_NW.shape[1]), np.float32)
+    # The centers of the cells, in pixels of the input.
     x, y = (np.arange(columns) + 0.5) * cell_side, (np.arange(rows) + 0.5) * cell_side
     sizes = (boxes_N4[:, 2:] - boxes_N4[:, :2]).prod(1)
     # From large to small, so that smaller objects overwrite larger ones.
@@ -126,6 +129,7 @@ def _load_example(image: LabeledImage, flip: bool, crop: float, rng: np.random.G
     if flip:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         boxes = np.stack([picture.width - boxes[:, 2], boxes[:, 1], picture.width - boxes[:, 0], boxes[:, 3]], 1)
+    # A crop may leave nothing of an object.
     inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
     return picture, boxes[inside], image.words[inside]
 
@@ -160,6 +164,7 @@ def _mean_f1(
         examples = [_load_example(image, False, 1.0, None) for image in images[first : first + batch_size]]
         states, targets = _encode_cells(encoder, examples, device)
         labeled = targets.any(-1)  # cells to which a word applies
+        # A logit above 0 is a probability above one half.
         predicted_KW, true_KW = head(states)[labeled] > 0, targets[labeled] > 0
         correct = correct + (predicted_KW & true_KW).sum(0)
         wrong = wrong + (predicted_KW ^ true_KW).sum(0)
