@@ -66,6 +66,7 @@ def image_text_contrast(
     if not len(numbers_G):
         return zero_loss(texts_BE + images_BE, name)
     numbers_G = numbers_G.to(texts_BE.device)
+    # (B,): the column of each row's own partner among the G candidates, which is its target.
     pair_B = torch.arange(local.start, local.stop, device=texts_BE.device)
     # [B, G]: pairs of the same image. A pair itself is the target, so only its twins are masked out.
     twin_BG = numbers_G[pair_B][:, None] == numbers_G[None, :]
@@ -77,6 +78,7 @@ def image_text_contrast(
     # Texts against all images, and images against all texts: [B, G] each
     directions = (texts_BE, gather_rows(images_BE)), (images_BE, gather_rows(texts_BE))
     logits = [(scale_B1 * similarities(a, b)).masked_fill(twin_BG, float("-inf")) for a, b in directions]
+    # (2, B) -> (B,): both directions have equal weight.
     loss_B = torch.stack([F.cross_entropy(logits_BG, pair_B, reduction="none") for logits_BG in logits]).mean(0)
     rest = loss_B[local_count:].sum()
     correct_B = (logits[0].argmax(1) == pair_B) & has_negative_B

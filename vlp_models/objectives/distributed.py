@@ -79,7 +79,9 @@ def take_rows(rows: Tensor, numbers_K: Tensor) -> Tensor:
     """
     if world_size() > 1:
         if rows.dim() > 1:
+            # Sequences get the length of the longest on any process, because gathering needs equal shapes.
             wider = max(width for (width,) in sizes_over_ranks((rows.shape[1],))) - rows.shape[1]
+            # F.pad lists the dimensions from the last one, so the pair for dimension 1 comes at the end.
             rows = F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, wider])
         rows = gather_rows(rows)
     return rows[numbers_K.to(rows.device)]
@@ -95,8 +97,10 @@ def previous_rows(rows: Tensor) -> Tensor:
     sizes = sizes_over_ranks((len(rows), rows.shape[1]))
     wider = max(width for _, width in sizes) - rows.shape[1]
     rows = F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, wider])
+    # One row of each process that has any, in rank order.
     lasts = gather_rows(rows[-1:])
     before = sum(count > 0 for count, _ in sizes[: rank()])  # earlier processes that have rows
+    # Before the first process with rows comes the last one: the order is a circle.
     first = lasts[before - 1 : before] if before else lasts[-1:]
     # Also a process without rows must take part in the gradient of `gather_rows`.
     return torch.cat([first[: len(rows)], rows[:-1]])
@@ -112,6 +116,7 @@ def number_over_ranks(names: Sequence[str]) -> tuple[Tensor, slice]:
         number_of: dict[str, int] = {}
         return torch.tensor([number_of.setdefault(name, len(number_of)) for name in names]), slice(0, len(names))
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+    # 63 bits, because int64 has a sign.
     local_numbers = torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in hashes], dtype=torch.int64)
     sizes = [size for (size,) in sizes_over_ranks((len(local_numbers),))]
     start = sum(sizes[: rank()])
@@ -128,6 +133,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # A copy, because the sum is written in place.
         grad = grads[0].contiguous().clone()
         dist.all_reduce(grad, group=_group(grad))
         start = sum(ctx.sizes[: rank()])
@@ -136,6 +142,7 @@ class _Gather(torch.autograd.Function):
 
 def _all_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """All-gather rows of different counts: pad to the longest, because collectives need equal shapes, then cut."""
+    # Booleans are sent as bytes, which every backend supports.
     sent = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
     padded = sent.new_zeros((max(sizes), *rows.shape[1:]))
     padded[: len(rows)] = sent
@@ -191,6 +198,7 @@ def draw_categorical(weights_NK: Tensor, generator: torch.Generator) -> Tensor:
     """
     cumulative_NK = weights_NK.float().cumsum(-1)
     point_N1 = draw_uniform((len(weights_NK), 1), generator, weights_NK.device) * cumulative_NK[:, -1:]
+    # right=True: a point of exactly 0 falls behind leading outcomes of weight zero.
     drawn_N = torch.searchsorted(cumulative_NK, point_N1, right=True).squeeze(-1)
     # The position may round up to the sum itself, which would be an outcome past the end.
     numbers_K = torch.arange(weights_NK.shape[-1], device=weights_NK.device)

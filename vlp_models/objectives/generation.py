@@ -55,6 +55,7 @@ def self_critical(logits_MV: Tensor, drawn_M: Tensor, advantage_M: Tensor, *, na
     of the sample that each token belongs to.
     """
     logits_MV = at_least_float32(logits_MV)
+    # (M, V), (M,) -> (M,): -log p of each drawn token, before it is weighted.
     total = (F.cross_entropy(logits_MV, drawn_M, reduction="none") * advantage_M).sum()
     return Loss.of(total, len(drawn_M), **{name: total})
 

@@ -159,4 +159,5 @@ def any_learner(objectives: Learners, names: Sequence[str], like_NT: Tensor) -> 
     # An objective that all samples train decides alone.
     if any(mask is None for mask in masks):
         return torch.ones_like(like_NT[:1, :1])
+    # (objectives, N) -> (N, 1)
     return torch.stack([mask for mask in masks if mask is not None]).any(0)[:, None]

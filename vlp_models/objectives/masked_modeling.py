@@ -58,6 +58,7 @@ def word_positions(mask_BT: Tensor) -> Tensor:
     """Return bool [B, T], True at the words: all real tokens except the first ([CLS]) and the last ([SEP])."""
     words_BT = mask_BT.clone()
     words_BT[:, 0] = False
+    # A word has a real token after it, which [SEP], the last real token, does not.
     words_BT[:, :-1] &= mask_BT[:, 1:]
     words_BT[:, -1] = False
     return words_BT
@@ -75,6 +76,7 @@ def select_words(word_BT: Tensor, probability: float, generator: torch.Generator
     word_BT int64: index of the word that a token is a piece of; -1 for tokens outside any word.
     """
     draw_BT = draw_uniform(tuple(word_BT.shape), generator, word_BT.device)  # one per token; more than there are words
+    # Every piece reads the draw at its word's index, so a word's pieces are selected together.
     return (draw_BT.gather(1, word_BT.clamp(min=0)) < probability) & (word_BT >= 0)
 
 
@@ -102,6 +104,7 @@ def word_range(mask_id: int, vocab_size: int) -> tuple[int, int]:
     token or one of the last (RoBERTa's, or one that was appended), they come before it, with the few special tokens
     among them, as in BERT's own code.
     """
+    # [MASK] is at the start if the tokens after it exceed an eighth of those before it.
     if vocab_size - mask_id > mask_id // 8 + 1:
         return mask_id + 1, vocab_size
     return 0, mask_id
@@ -157,6 +160,7 @@ def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERL
     intersection_BRR = (bottom_right - top_left).clamp(min=0).prod(-1)
     area_BR = (boxes_BR4[..., 2:] - boxes_BR4[..., :2]).clamp(min=0).prod(-1)
     union_BRR = area_BR[:, :, None] + area_BR[:, None, :] - intersection_BRR
+    # IoU above the threshold, written without dividing by the union of empty boxes.
     near_BRR = intersection_BRR > threshold * union_BRR
     return selected_BR | (near_BRR & selected_BR[:, None, :]).any(-1)
 
@@ -169,6 +173,7 @@ def masked_object_classification(logits_MC: Tensor, targets_MC: Tensor) -> Loss:
     """
     logits_MC = at_least_float32(logits_MC)
     targets_MC = targets_MC.to(logits_MC.dtype)
+    # The clamp keeps a row of zeros from becoming NaN.
     targets_MC = targets_MC / targets_MC.sum(-1, keepdim=True).clamp(min=1e-6)
     total = F.kl_div(logits_MC.log_softmax(-1), targets_MC, reduction="sum")
     correct = (logits_MC.argmax(-1) == targets_MC.argmax(-1)).sum()
@@ -211,6 +216,7 @@ def _select_image_blocks(grid: tuple[int, int], share: float, rng: np.random.Gen
     while (remaining := target - int(masked.sum())) > 0:
         size = rng.uniform(min(MIN_BLOCK_PATCHES, remaining), remaining)
         ratio = rng.uniform(MIN_BLOCK_ASPECT, 1 / MIN_BLOCK_ASPECT)
+        # A block of about `size` patches, with `ratio` as height to width.
         rows = min(height, max(1, math.floor(math.sqrt(size * ratio))))
         columns = min(width, max(1, math.floor(math.sqrt(size / ratio))))
         top, start = rng.integers(0, height - rows + 1), rng.integers(0, width - columns + 1)

@@ -86,6 +86,7 @@ def image_sentence_matching(
         cost_BB = (margin + similarity_BB - positive_B[:, None]).clamp(min=0) * negative_BB
         if negatives == "hardest":
             return cost_BB.amax(1).sum() / has_negative_B.sum()
+        # Pairs that satisfy the margin cost nothing and are not counted, so they do not dilute the mean.
         return cost_BB.sum() / (cost_BB > 0).sum().clamp(min=1)
 
     # Sentences against images, then images against sentences.
@@ -95,6 +96,7 @@ def image_sentence_matching(
     best_negative_B = similarity_BB.masked_fill(same_image_BB, float("-inf")).amax(1)
     correct_B = (positive_B > best_negative_B) & has_negative_B
     count = has_negative_B[local].sum()
+    # The training loop divides by the count of all processes, so each one adds its share of rows.
     total = mean * count
     return Loss(
         sum=total,
@@ -139,6 +141,7 @@ def draw_hard_negatives(
     none, as in a batch of one, the first is 0 and must be ignored.
     """
     if not negative_BG.shape[1]:  # no process has any rows
+        # (B, 0) -> (B,): a sum over no columns is zero.
         return torch.zeros_like(negative_BG[:, :1], dtype=torch.int64).sum(1), negative_BG.any(-1)
     logits_BG = (similarity_BG.detach().float() / temperature).masked_fill(~negative_BG, float("-inf"))
     has_B = negative_BG.any(-1)

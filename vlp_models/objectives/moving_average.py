@@ -32,6 +32,7 @@ class UpdateAccumulator(nn.Module, ABC):
         """Apply the accumulated sum of all processes, which all must call this. Does nothing in eval mode."""
         accumulated, self._accumulated = self._accumulated, None
         if self.training:
+            # A process that added nothing sends zeros, because the sum waits for all processes.
             self.apply_update(sum_over_ranks(self.zero_total() if accumulated is None else accumulated))
 
     @abstractmethod

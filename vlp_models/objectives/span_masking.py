@@ -32,9 +32,11 @@ def select_fragment(mask_BT: Tensor, share: float, generator: torch.Generator) -
     Returns bool [B, T]; nothing is selected in a sentence without words.
     """
     words_B1 = word_positions(mask_BT).sum(1, keepdim=True)
+    # Half rounds up; at least one word, but none in a sentence without words.
     length_B1 = torch.floor(share * words_B1 + 0.5).long().clamp(min=1).minimum(words_B1)
     chance_B1 = draw_uniform((len(mask_BT), 1), generator, mask_BT.device)
     starts_B1 = words_B1 - length_B1 + 1  # number of possible first words
+    # The minimum is for a product that rounds up to the number of starts.
     first_B1 = 1 + torch.minimum((chance_B1 * starts_B1).long(), starts_B1 - 1)  # after [CLS]
     positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     return (positions_T >= first_B1) & (positions_T < first_B1 + length_B1)
@@ -51,6 +53,7 @@ def draw_spans(
     empty: allow length 0 as BART does, where a [MASK] may stand for no word, but only as many as keep a sentence with
         one [MASK] per span from getting longer. Otherwise lengths start at 1.
     """
+    # (B, T, 2): a number for the length and one for the position of each span, of which there are at most T.
     draws_BT2 = draw_uniform((*mask_BT.shape, 2), generator, torch.device("cpu")).numpy()
     words_B = word_positions(mask_BT).sum(1).tolist()
     lengths_BT = _draw_poisson(draws_BT2[..., 0].astype(np.float64), mean, smallest=0 if empty else 1)
@@ -87,6 +90,7 @@ def replace_spans(
 def _draw_poisson(chance: NDArray[np.float64], mean: float, *, smallest: int) -> NDArray[np.int64]:
     """Return Poisson numbers of at least `smallest`, by inversion of the cumulative probability at `chance`."""
     largest = int(mean + 20 * math.sqrt(mean) + 20)  # beyond this the probability underflows
+    # By logarithms, because powers and factorials overflow.
     probability = np.array([math.exp(-mean + n * math.log(mean) - math.lgamma(n + 1)) for n in range(largest + 1)])
     probability[:smallest] = 0
     cumulated = np.cumsum(probability / probability.sum())
@@ -102,6 +106,7 @@ def _fit_lengths(words: int, lengths: Sequence[int], share: float) -> list[int]:
     chosen_lengths: list[int] = []
     for length in lengths:
         length = min(length, target - sum(chosen_lengths))
+        # One more span needs a remaining word for each span before it, to be separated from it.
         if sum(chosen_lengths) >= target or len(chosen_lengths) > words - sum(chosen_lengths) - length:
             break
         chosen_lengths.append(length)
@@ -115,6 +120,7 @@ def _fit_lengths(words: int, lengths: Sequence[int], share: float) -> list[int]:
 
 def _place_spans(lengths: Sequence[int], words: int, chances: NDArray[np.float32]) -> list[Span]:
     """Return the spans, each in its own gap. Gaps are before each remaining word and after the last one."""
+    # Gaps without repetition: the positions of the smallest random numbers.
     gaps = np.argsort(chances[: words - sum(lengths) + 1], kind="stable")[: len(lengths)].tolist()
     spans, hidden = [], 0
     for gap, length in sorted(zip(gaps, lengths, strict=True)):
