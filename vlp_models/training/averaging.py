@@ -121,6 +121,7 @@ class Snapshots(Callback):
             try:
                 with atomic_write(self._file(step), sync=True) as partial:
                     save_file(weights, partial)
+                    # Before the snapshot gets its name, so that none is without a hash.
                     write_hash(self._file(step), hash_file(partial))
             except OSError as error:
                 raise CheckpointError(

@@ -155,6 +155,7 @@ class Windows:
     @property
     def epoch_ended(self) -> bool:
         state = self.loader.state_dict()
+        # All batches of the epoch are read, and the last window was handed out as often as it repeats.
         return not self._done and state["batches"] == state["steps"]
 
     def samples_at(self, update: int) -> int:
@@ -170,6 +171,7 @@ class Windows:
     def _samples(self, windows: int) -> int:
         """Return the number of samples in the first windows of an epoch."""
         order = self.loader.order
+        # An epoch's last batch may be smaller than the others.
         return min(windows * self.size * order.batch_size, order.length)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -193,6 +195,7 @@ class Windows:
                 is_last = i + 1 == count
                 self._window_start = self.loader.state_dict() if is_last else start
                 self._done = 0 if is_last else i + 1
+                # A window that repeats is handed out again from its start.
                 self.remaining = window[i % len(window) + 1 :]
                 yield window[i % len(window)]
             done = 0

@@ -132,6 +132,7 @@ class ShardedStrategy(ModelParallelStrategy):
         module.load_state_dict(state, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        # Lightning may pass its wrapper of an optimizer instead of the optimizer.
         return cast("dict[str, Any]", self._gathered(getattr(optimizer, "_optimizer", optimizer).state_dict()))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -143,6 +144,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 optimizer.load_state_dict(_sharded_state(optimizer, state))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        # The base class reads one file of whole tensors; ModelParallelStrategy expects sharded ones.
         return Strategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
 
     def _gathered(self, value: Any) -> Any:
@@ -194,6 +196,7 @@ def block_options(model: nn.Module, params: TrainerParams) -> Iterator[None]:
         yield
     finally:
         for block, name in changed:
+            # Without the attribute of the object, the class's own method is called again.
             vars(block).pop(name, None)
 
 

@@ -19,6 +19,7 @@ def read_log(log: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a log; a kill may have cut off the last one."""
     rows = []
     if log.exists():
+        # The last element is empty, or a line without a line break that a kill cut off.
         for line in log.read_text(encoding="utf-8").split("\n")[:-1]:
             try:
                 rows.append(json.loads(line))

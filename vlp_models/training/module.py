@@ -288,6 +288,7 @@ class TrainingModule(LightningModule):
         torch.manual_seed(self._draw_seed(DROPOUT, number, self.global_rank))
 
     def _draw_seed(self, stream: int, number: int, rank: int = 0) -> int:
+        # SeedSequence hashes the four numbers, so that neighboring seeds and steps give independent streams.
         sequence = np.random.SeedSequence([self.seed, stream, number, rank])
         return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -304,6 +305,7 @@ class TrainingModule(LightningModule):
         for micro_batch in self.window:
             samples += micro_batch.sample_ids
             means = mean_losses([micro_batch.totals])
+            # As text, because JSON has neither NaN nor infinity.
             losses.append({name: str(float(mean)) for name, mean in means.items()})
         broken = _non_finite_inputs(cast(Batch, self._batch))
         record = {

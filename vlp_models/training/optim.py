@@ -99,10 +99,7 @@ class Freezing:
     """
 
     def __init__(self, module: nn.Module, params: Mapping[str, GroupParams]) -> None:
-        """
-        Raises:
-            ParamsError: see `select_groups`.
-        """
+        """params: the group settings by name, as `optimizer.groups` has them."""
         self._module = module
         self._until: dict[int, float] = {}  # id of a parameter -> the first epoch that trains it, from 0
         for name, parameters in select_groups(module, params).items():
@@ -253,6 +250,7 @@ def learning_rate_factor(step: int, *, total: int, params: OptimizerParams) -> f
     if params.schedule in ("constant", "steps"):
         factor = params.decay_by ** sum(step >= round(share * total) for share in params.decay_at)
     elif params.schedule == "inverse_sqrt":
+        # Close to 1 at the end of the warm-up, where the linear rise ends.
         factor = math.sqrt(max(1, warmup) / (step + 1))
     elif params.schedule == "linear":
         factor = remaining

@@ -43,6 +43,7 @@ def count_processes(requested: int, params: TrainerParams, model: nn.Module, bat
     Args:
         requested: `cpu_processes` of the run.
     """
+    # A launcher has started this process as one of several, and decides how many there are.
     started = "RANK" in os.environ or "LOCAL_RANK" in os.environ
     several = params.devices > 1 or params.num_nodes > 1 or params.strategy == "fsdp"
     local = params.launcher == "local" and not started and not several
@@ -89,6 +90,7 @@ def forked_processes(count: int) -> Iterator[None]:
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
+                # Not sys.exit, which would run the exit handlers that belong to the first process.
                 os._exit(code)
         try:
             yield
@@ -131,6 +133,7 @@ def _wait_for(children: list[int]) -> None:
     """Wait until forked processes have ended, but not longer than END_TIMEOUT; remove those that did from the list."""
     deadline = time.monotonic() + END_TIMEOUT
     while children and time.monotonic() < deadline:
+        # (0, 0) means that the child still runs.
         children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
         time.sleep(0.01)
 

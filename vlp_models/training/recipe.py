@@ -65,6 +65,7 @@ class Recipe:
         # The cumulated shares cut [0, 1) into one interval per objective.
         shares = torch.tensor([self.shares[name] for name in names], dtype=torch.float64)
         edges = (shares.cumsum(0) / shares.sum())[:-1].float().to(device)
+        # right=True: an interval includes its lower edge and excludes its upper one.
         drawn_B = torch.bucketize(draw_uniform((size,), generator, device), edges, right=True)
         return {name: drawn_B == i for i, name in enumerate(names)}
 

@@ -89,8 +89,10 @@ class Recorder(Callback):
             if self._snapshots is not None:
                 self._snapshots.offer(pl_module, step, validation)
         if trainer.is_global_zero:
+            # Opened for each line, so that a kill cuts off the last line at most.
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+        # Taken after the validation, whose time is not part of the next line's speed.
         self._last_line, self._waited = (time.perf_counter(), step), self._train.waited
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

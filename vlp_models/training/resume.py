@@ -39,6 +39,7 @@ logger = get_logger(__name__)
 
 KEEP = 2  # checkpoints
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# `step-00000200.ckpt`: the update in eight digits; partial, damaged and hash files do not match.
 _NAME = re.compile(r"step-(\d{8})\.ckpt")
 
 
@@ -81,6 +82,7 @@ class ResumePoints(Callback):
         path = self.work / f"step-{step:08d}.ckpt"
         partial = path.with_name(f".{path.name}.partial")
         try:
+            # Called on every process, because sharded weights are gathered from all of them.
             trainer.save_checkpoint(partial)
             if trainer.is_global_zero:
                 # The hash comes first: a crash in between leaves no checkpoint without one.
@@ -171,6 +173,7 @@ class CooperativeStop(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step, self._is_first_rank = trainer.global_step, trainer.is_global_zero
+        # Python sets signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._request_stop) for number in STOP_SIGNALS}
 

@@ -80,6 +80,7 @@ class Plan:
     @classmethod
     def of(cls, section: TrainingParams) -> Plan:
         """Return the plan of a run in params.yaml."""
+        # A section without some of these settings gets their defaults.
         return cls(**{f.name: getattr(section, f.name) for f in fields(cls) if hasattr(section, f.name)})
 
     def check(self) -> None:

@@ -105,8 +105,10 @@ class TwoPassLoss:
 
         # First pass: masked words. Second pass: words sampled from the first pass's logits, M of them.
         image = self.model.encode_corrupted(batch, corruption)
+        # Sorted, because the order of a set of strings differs between processes.
         first = self.model.masked_pass(batch, corruption, image, dict.fromkeys(sorted(plan.first)))
         sampled: dict[str, Tensor] = {}  # path -> ids [B, T]
+        # In a fixed order, because each path draws from the same generator.
         for path, source in sorted(plan.source.items()):
             words_M = sample_words(first.word_logits[source], how=self.sample, generator=generator)
             sampled[path] = replace_words(corruption.ids_BT, corruption.words_BT, words_M, replaced_BT)

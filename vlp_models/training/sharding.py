@@ -45,6 +45,7 @@ def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
     tensor = tensor.to(example.device)
     if not isinstance(example, DTensor):
         return tensor
+    # None: every process has the whole tensor, so nothing is sent.
     return distribute_tensor(tensor, example.device_mesh, example.placements, src_data_rank=None)
 
 
@@ -124,6 +125,7 @@ class Sharding:
 
     def undo(self) -> None:
         """Restore the modules as before, with whole weights; every process must call it."""
+        # Free the weights that forward passes have gathered, which leaves sharded parameters.
         for module in self._modules:
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -138,6 +140,7 @@ class Sharding:
             module.__class__ = kind
             for name in added:
                 vars(module).pop(name)
+            # Only hooks that sharding has added go.
             for name, keys in hooks.items():
                 for key in set(vars(module)[name]) - keys:
                     del vars(module)[name][key]
