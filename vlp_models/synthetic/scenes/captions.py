@@ -41,6 +41,7 @@ def write_captions(scene: Scene, rng: np.random.Generator, misspelled: float = C
     careless = habits[rng.integers(len(habits))](scene, rng)
     if rng.random() < misspelled:
         careless = _misspell_caption(careless, rng)
+    # The careless annotator writes neither a capital letter nor a period.
     return [text[0].upper() + text[1:] + "." for text in texts] + [careless]
 
 
@@ -48,6 +49,7 @@ def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
     """`three circles and a red star`: how many there are of each kind, or in total."""
     by_kind = Counter(Description(shape=item.shape, color=item.color) for item in scene.objects)
     by_shape = Counter(Description(shape=item.shape) for item in scene.objects)
+    # In total, by kind if there are few kinds, or by shape.
     draw = rng.random()
     if draw < 0.12:
         groups = Counter({Description(): len(scene.objects)})
@@ -55,6 +57,7 @@ def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
         groups = by_kind
     else:
         groups = by_shape
+    # The largest group first; ties in the order of shapes and colors.
     ordered = sorted(groups.items(), key=lambda group: (-group[1], _rank(group[0])))
     first_is_single = ordered[0][1] == 1
     article = "a" if rng.random() < 0.8 else "one"
@@ -65,6 +68,7 @@ def describe_counts(scene: Scene, rng: np.random.Generator) -> str:
 def describe_relation(scene: Scene, rng: np.random.Generator) -> str:
     """`a small red circle is left of a striped blue square`: a pair with a clear direction."""
     objects = scene.objects
+    # Of different kinds, and in the direction that is clearly the larger one.
     pairs = [
         (a, relation, b)
         for a in objects
@@ -81,6 +85,7 @@ def describe_relation(scene: Scene, rng: np.random.Generator) -> str:
     if rng.random() < 0.4:
         return f"{_pick('I', 'one', rng)} {first} {where} {second}"
     verb = rng.choice(["", "is", "sits", "lies"], p=[0.3, 0.5, 0.1, 0.1])
+    # An empty verb leaves two spaces.
     return f"{first} {verb} {where} {second}".replace("  ", " ")
 
 
@@ -133,6 +138,7 @@ def _add_frame(text: str, number: str, rng: np.random.Generator, closing: float 
     """Add an opening to half of the sentences, and a closing such as `in this picture` to some."""
     draw = rng.random()
     if draw < 0.5:
+        # The first three closings; `of the picture` only fits after a position.
         return text if rng.random() > closing else f"{text} {rng.choice(LEXICON['E'][''][:3])}"
     if draw < 0.75:
         return f"{_pick('I', number, rng, plain=0.75)} {text}"
@@ -215,6 +221,7 @@ def _misspell_caption(text: str, rng: np.random.Generator) -> str:
     must = rng.integers(len(words))
     for index in [*range(must, len(words)), *range(must)]:
         if index == must or rng.random() < CARELESS_WORDS:
+            # A comma stays at the end of its word.
             bare = words[index].rstrip(",")
             misspelled = misspell(bare, rng)
             if misspelled == bare and index == must:
@@ -284,6 +291,7 @@ def alt_text(scene: Scene, other: Scene, rng: np.random.Generator, noise: Noise)
     described = other if mismatched else scene
     texts = write_captions(described, rng, misspelled=0.0)
     clean = texts[rng.integers(len(texts))]
+    # First hypernyms, then dropped words, then boilerplate, whose words stay as they are.
     words = [replace_noun(word) if rng.random() < noise.hypernyms else word for word in clean.split()]
     words = _drop_words(words, noise.dropped_words, rng)
     text = " ".join(words)

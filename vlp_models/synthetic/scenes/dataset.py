@@ -69,6 +69,7 @@ class _Job:
     path: Path
 
     def rng(self, stream: str) -> np.random.Generator:
+        # A stream per image and purpose, so an image does not depend on how many others there are.
         return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, _STREAMS[stream]])
 
 
@@ -249,6 +250,7 @@ def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> 
                     "attributes": [item.size, item.texture],
                 }
             )
+    # A category is a color and a shape, such as `red star`; the shape is its supercategory.
     categories = [
         {"id": number, "name": name, "supercategory": name.split()[1]}
         for number, name in enumerate(CATEGORIES, start=1)
@@ -262,6 +264,7 @@ def _write_questions(jobs: list[_Job], answered: list[_Answered], directory: Pat
     questions, annotations = [], []
     for job, of_image in zip(jobs, answered, strict=True):
         for number, (question, answers) in enumerate(of_image):
+            # Unique, because `_check` allows at most 100 questions per image.
             question_id = job.image_id * 1000 + number
             questions.append({"image_id": job.image_id, "question": question.text, "question_id": question_id})
             annotations.append(
@@ -319,6 +322,7 @@ def write_sentences(params: GeneratorParams, directory: Path) -> dict[str, int]:
         lines: list[str] = []
         for _ in range(getattr(params, split)):
             lines += write_captions(sample_scene(rng, image_id="", split=split, side=TEXT_SIDE), rng, params.misspelled)
+        # Shuffled, so that the sentences about one scene are not next to each other.
         shuffled = [lines[i] for i in rng.permutation(len(lines))]
         (directory / f"{split}.txt").write_text("".join(f"{line}\n" for line in shuffled), encoding="utf-8")
         counts[split] = len(lines)

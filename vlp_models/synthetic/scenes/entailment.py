@@ -71,6 +71,7 @@ def write_hypotheses(
                 "annotator_labels": _annotate(label, rng),
                 "captionID": f"{path.name}#0",
                 "gold_label": label,
+                # As in SNLI: the caption, a number and the first letter of the label.
                 "pairID": f"{path.name}#0r{number}{label[0]}",
                 "sentence1": captions[0],
                 "sentence1_binary_parse": "",
@@ -112,6 +113,7 @@ def _draw_claim_for(scene: Scene, label: str, rng: np.random.Generator, balance:
     claim, text = _draw_claim(rng)
     counts = balance.setdefault(text, Counter())
     has_label = claim.is_true_of(scene) is (label == "entailment")
+    # At most half of the claim's uses have this label so far, so the two counts never differ by more than one.
     is_due = 2 * counts[label] <= counts.total()
     return text if has_label and is_due else ""
 
@@ -140,6 +142,7 @@ def _annotate(label: str, rng: np.random.Generator) -> list[str]:
     """Return the author's own label first, as in SNLI; the majority is always right."""
     slips = rng.random(ANNOTATORS) < SLIPS
     slips[0] = False
+    # At most two of five slip, so the majority is right.
     slips[np.flatnonzero(slips)[ANNOTATORS // 2 :]] = False
     wrong: list[Any] = [other for other in ENTAILMENT if other != label]
     labels = []

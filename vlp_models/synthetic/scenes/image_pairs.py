@@ -69,6 +69,7 @@ def write_pairs(
         folder.mkdir(parents=True)
         in_split = [picture for picture in pictures if picture[0].split == split]
         written = lines.setdefault(official, [])
+        # Sets of four consecutive scenes; fewer than four at the end are not used.
         for first in range(0, len(in_split) - 2 * SIDE + 1, 2 * SIDE):
             four = in_split[first : first + 2 * SIDE]
             stem = f"{official}-{number[official]}"
@@ -84,6 +85,7 @@ def make_comparisons(
     left: Sequence[Scene], right: Sequence[Scene], number: int, rng: np.random.Generator
 ) -> Iterator[Comparison]:
     """Yield up to `number` different sentences, each true of one pair in every row and column."""
+    # Labels row by row: the two pairs on the diagonal have one label, the other two pairs the other.
     return _draw_fitting(
         left, right, number, lambda: _comparison(rng), lambda a, b, c, d: a is d and b is c and a is not b
     )
@@ -130,6 +132,7 @@ def _write_set(
     for number, pair in enumerate(pairs):
         for side, scene_number in enumerate(pair):
             shutil.copyfile(paths[scene_number], folder / f"{stem}-{number}-img{side}.png")
+    # The first scene's generator draws for the whole set.
     both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]
     comparisons = chain(make_comparisons(*both, sentences, rng), make_simple_comparisons(*both, simple, rng))
     for sentence, comparison in enumerate(comparisons):

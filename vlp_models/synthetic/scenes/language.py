@@ -98,6 +98,7 @@ def _is_one_typo(a: str, b: str) -> bool:
         a, b = b, a
     # The first letter that differs; after it, the rest must agree but for one typo.
     start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    # One letter shorter: a letter was dropped or added; else two were swapped or one was replaced.
     if len(a) < len(b):
         return a[start:] == b[start + 1 :]
     swapped = a[start : start + 2] == b[start : start + 2][::-1] and a[start + 2 :] == b[start + 2 :]
@@ -114,6 +115,7 @@ def misspell(word: str, rng: np.random.Generator) -> str:
             misspelled = word[:index] + word[index + 1 :]
         else:
             misspelled = word[:index] + word[index + 1] + word[index] + word[index + 2 :]
+        # Only misspellings that `correct_spelling` undoes, so that the caption can still be checked.
         if misspelled not in VOCABULARY and correct_spelling(misspelled) == word:
             return misspelled
     return word
@@ -255,10 +257,15 @@ def informative(claims: Iterable[Claim], scene: Scene) -> float:
 
 
 # Sentences as strings of parts of speech, one letter a phrase (`LEXICON`)
+# Article or number, size, texture and color, noun, pattern: `a small red star with stripes`.
 _ENTITY = r"[DT#]?[SXC]*NW?"
+# A list, each entity with or without a position: `there is a star at the top and two circles`.
 _ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")
+# `a star is left of a circle`
 _RELATION = re.compile(rf"I?({_ENTITY})B?R({_ENTITY})E?")
+# `there is a star at the top of the picture`
 _PLACE = re.compile(rf"I?({_ENTITY})B?LE?O?")
+# `the shapes are red and blue`, `three objects in red`, `red and blue shapes`
 _COLORS = re.compile(r"I?(?:(?P<total>[T#]?)N(?P<verb>B?)M?)?(?P<list>C+(?:&C)?)(?:N)?E?")
 
 Parts = list[tuple[str, str]]
@@ -294,6 +301,7 @@ def parse(caption: str) -> list[Claim] | None:
         return None
     tags = "".join(tag for tag, _ in parts)
     if _ENTITIES.fullmatch(tags):
+        # A tag is one letter, so positions in `tags` are positions in `parts`.
         return _entities(parts, [match.span() for match in re.finditer(_ENTITY, tags)])
     match = _RELATION.fullmatch(tags)
     if match:

@@ -190,6 +190,7 @@ def neighbor_shape(scene: Scene) -> list[Question]:
         rest = [other for other in scene.objects if other is not item]
         for relation in RELATIONS:
             related = [other for other in rest if is_related(other, relation, item)]
+            # All others are clearly on one side or the other, so the answer is not a matter of a few pixels.
             if len(related) == 1 and all(_clearly_apart(other, item, relation) for other in rest):
                 text = f"What shape is {WHERE[relation]} the {item.shape}?"
                 questions.append(_other(text, related[0].shape, "what", SHAPES))
@@ -253,6 +254,7 @@ def choose(scene: Scene, number: int, balance: Balance, rng: np.random.Generator
         open_weights = weights * np.array([bool(questions) for questions in remaining])
         index = rng.choice(len(families), p=open_weights / open_weights.sum())
         best = min(remaining[index], key=balance.excess)
+        # Even the best question would unbalance its text, so the family is closed for this scene.
         if balance.excess(best) > _TOLERANCE:
             remaining[index] = []
             continue

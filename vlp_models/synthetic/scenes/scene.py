@@ -121,6 +121,7 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
     """
     shape_weights = rng.dirichlet([1.0] * len(SHAPES))
     color_weights = rng.dirichlet([0.8] * len(COLORS))
+    # Objects of a crowded scene may overlap; in others they keep a distance.
     crowded = rng.random() < 0.45
     count = MIN_OBJECTS + int(rng.choice(len(OBJECT_COUNTS), p=OBJECT_COUNTS))
     placed: list[SceneObject] = []
@@ -177,6 +178,7 @@ def _with_visible_part(a: SceneObject, mask: NDArray[np.bool_], above: list[NDAr
     """Return `a` with the bounding box and the share of its visible pixels."""
     visible = _uncovered(mask, above)
     rows, columns = np.flatnonzero(visible.any(axis=1)), np.flatnonzero(visible.any(axis=0))
+    # Exclusive ends: one after the last visible column and row. `MIN_VISIBLE` leaves at least one of each.
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
     return dataclasses.replace(a, box=box, visible=round(float(np.count_nonzero(visible) / np.count_nonzero(mask)), 3))
 
@@ -192,6 +194,7 @@ _CIRCLE_POINTS = 48
 def shape_corners(shape: str, x: float, y: float, radius: float, angle: float) -> list[Point]:
     """Return the corners of a shape around (x, y), in pixels; `angle` in radians rotates it clockwise on the screen."""
     reach = radius * _REACH[shape]
+    # The number of corners, the radii that alternate between them, and the direction of the first one.
     if shape == "circle":
         corners, radii, first = _CIRCLE_POINTS, [reach], 0.0
     elif shape == "square":
@@ -233,6 +236,7 @@ _STRIPES = 4.2  # pixels per pair of stripes, at a side of 128; dots are slightl
 
 def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
     """Draw a scene as an RGB image of `side` x `side` pixels; `rng` decides what the scene graph leaves open."""
+    # Objects are painted at three times the size and averaged down, which smooths their edges.
     side, big = scene.side, scene.side * SUPERSAMPLING
     ground = _background(side, rng) * _shadows(scene)
     canvas = _to_image(ground).resize((big, big), Image.Resampling.BILINEAR)
@@ -252,6 +256,7 @@ def _to_image(planes: Floats) -> Image.Image:
 def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Generator) -> None:
     """Paste one object onto the supersampled canvas."""
     points = item.points(big)
+    # Room around the shape for the line along its edge.
     border = 2 * SUPERSAMPLING
     # Only the object's surroundings are drawn, in coordinates of that patch.
     columns, rows = zip(*points, strict=True)
@@ -265,7 +270,9 @@ def _paint(canvas: Image.Image, item: SceneObject, big: int, rng: np.random.Gene
     light = 1.12 - 0.24 * (np.linspace(0, 1, height)[:, None] + np.linspace(0, 1, width)[None, :]) / 2
     patch = _to_image(tones * light)
     edge = tuple(int(v) for v in base * 0.55)
+    # Two points beyond the start, so that the last corner is joined like the others.
     ImageDraw.Draw(patch).line([*local, local[0], local[1]], fill=edge, width=2 * SUPERSAMPLING, joint="curve")
+    # The mask cuts off the outer half of the line along the edge.
     mask = Image.new("L", patch.size)
     ImageDraw.Draw(mask).polygon(local, fill=255)
     canvas.paste(patch, (x1, y1), mask)

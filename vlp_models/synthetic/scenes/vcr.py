@@ -115,6 +115,7 @@ def _metadata(scene: Scene) -> dict[str, Any]:
     for item in scene.objects:
         segments.append([[list(point) for point in item.points(scene.side)]])  # one polygon per object
     return {
+        # In VCR the fifth number of a box is the detector's confidence.
         "boxes": [[*map(float, item.box), 1.0] for item in scene.objects],
         "segms": segments,
         "names": [item.shape for item in scene.objects],
