@@ -71,6 +71,7 @@ class CheckpointInfo:
         for name in ("family", "name", "model_config", "max_text_len"):
             values[name] = value[name]  # a KeyError names the missing field
         for name, item in values.items():
+            # bool is a subclass of int, so True would pass as a length.
             if not isinstance(item, _TYPES[name]) or (isinstance(item, bool) and bool not in _TYPES[name]):
                 raise ValueError(f"`{name}` is {item!r:.60}")
             if isinstance(item, int) and item < 0:
@@ -78,6 +79,7 @@ class CheckpointInfo:
         classes = tuple(values.get("classes", ()))
         if not all(isinstance(word, str) for word in classes):
             raise ValueError("`classes` are names")
+        # Provenance may hold any number, because nothing is built by it.
         check_numbers({**values, "provenance": None})
         return cls(**{**values, "classes": classes})
 

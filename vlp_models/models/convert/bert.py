@@ -61,6 +61,7 @@ class BertMapping(StateDictMapping):
             if "norm" in part:
                 self.norm(f"{target}.{part}", f"{source}.{source_part}", self.hidden)
                 continue
+            # A feed-forward net widens to `intermediate` and goes back.
             outputs = self.intermediate if part.endswith("ffn.0") else self.hidden
             inputs = self.intermediate if part.endswith("ffn.2") else self.hidden
             self.linear(f"{target}.{part}", f"{source}.{source_part}", outputs, inputs)
@@ -240,6 +241,7 @@ def convert_layout(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: 
             mapping.weights["word_head.weight"] = last.clone()
         elif not torch.equal(last, words):
             raise CheckpointError("the LM head is not tied to the word embeddings; set the model's tie_lm_head: false")
+    # Layers beyond those of the model may be left over.
     unused_layers = tuple(f"encoder.layer.{i}." for i in range(sizes.layers, bert["num_hidden_layers"]))
     mapping.check("a BERT of these sizes", ignored=(*IGNORED, *unused_layers, *(() if sizes.head else ("cls.",))))
 
@@ -257,11 +259,7 @@ def convert_layout(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: 
 
 
 def _check_sizes(bert: Mapping[str, Any], sizes: BertSizes) -> None:
-    """Check the BERT's config.json against the model.
-
-    Raises:
-        CheckpointError: lists the sizes that differ, and the layers or positions that the BERT lacks.
-    """
+    """Check the BERT's config.json against the model."""
     # What must be equal, then what the BERT must have at least.
     expected = {"vocab_size": ("vocab_size", sizes.vocab_size), "hidden_size": ("hidden", sizes.hidden)}
     if sizes.layers:

@@ -121,6 +121,7 @@ class StateDictMapping:
     def batch_norm(self, target: str, source: str, size: int) -> None:
         for part in ("weight", "bias", "running_mean", "running_var"):
             self.weights[f"{target}.{part}"] = self.take(f"{source}.{part}", size)
+        # A count without dimensions; `take` returns float32.
         self.weights[f"{target}.num_batches_tracked"] = self.take(f"{source}.num_batches_tracked").long()
 
     def pop_head(self) -> dict[str, Tensor]:

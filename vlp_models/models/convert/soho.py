@@ -16,11 +16,7 @@ from vlp_models.vision.pretrained_weights import data_config, pretrained_model_n
 
 
 def read_timm_backbone(source: Path, request: ImportRequest) -> ImportedModel:
-    """Read the CNN that `backbone` of `request.config` names, with timm's mean and deviation of its pixels.
-
-    Raises:
-        MissingToolError, CheckpointError: see `read_backbone_weights` and `convert_backbone`.
-    """
+    """Read the CNN that `backbone` of `request.config` names, with timm's mean and deviation of its pixels."""
     config = request.build_config(SOHOConfig)
     state = read_backbone_weights(str(source), config.backbone, request.root, request.where)
     weights = convert_backbone(state, config)
@@ -55,8 +51,5 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: S
     """Convert a BERT for a SOHO of its sizes; the paper's small models have the first three of its twelve layers.
 
     bert: its config.json.
-
-    Raises:
-        CheckpointError: see `convert_layout`.
     """
     return convert_layout(state, bert, BertSizes.of(config, stack="transformer", head=not config.plain_heads))

@@ -17,9 +17,6 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
     If the file has no LM head (a plain BertModel), TDEN's keeps its initialization.
 
     bert: its config.json.
-
-    Raises:
-        CheckpointError: see `convert_layout`.
     """
     sizes = BertSizes.of(
         config,

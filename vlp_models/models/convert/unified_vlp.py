@@ -18,9 +18,6 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: U
     It fills the text embedding, the stack and the LM head; the image's part keeps its initialization.
 
     bert: its config.json.
-
-    Raises:
-        CheckpointError: see `convert_layout`.
     """
     sizes = BertSizes.of(config, types=(2, 6), stack="stack", eps=("layer_norm_eps",))
     converted = convert_layout(state, bert, sizes)

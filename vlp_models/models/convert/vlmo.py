@@ -40,10 +40,12 @@ class VLMoMapping(StateDictMapping):
 
     def patches(self, prefix: str, hidden: int) -> int:
         """Map the patch embedding and [CLS]; return a patch's side in pixels. prefix: of their names."""
+        # The kernel of the projection is one patch: (D, 3, P, P).
         patch = self.shape(f"{prefix}patch_embed.proj.weight")[-1]
         weight = self.take(f"{prefix}patch_embed.proj.weight", hidden, 3, patch, patch)
         self.weights["image_embedding.patches.weight"] = weight
         self.weights["image_embedding.patches.bias"] = self.take(f"{prefix}patch_embed.proj.bias", hidden)
+        # (1, 1, D) -> (1, D)
         self.weights["image_embedding.cls_1D"] = self.take(f"{prefix}cls_token", 1, 1, hidden).view(-1, hidden)
         return patch
 
@@ -54,6 +56,7 @@ def grid_side(rows: int) -> int:
     Raises:
         CheckpointError: no square grid has that many.
     """
+    # n x n patches have (2 n - 1)^2 different offsets, and [CLS] has three more rows.
     span = math.isqrt(max(0, rows - 3))
     if span * span != rows - 3 or span % 2 == 0:
         raise CheckpointError(f"{rows} rows of relative position biases fit no square grid")
@@ -69,9 +72,6 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: V
     `positions: absolute`.
 
     bert: its config.json.
-
-    Raises:
-        CheckpointError: see `convert_layout`.
     """
     absolute = config.positions == "absolute"
     positions = config.max_positions if absolute else 0

@@ -90,6 +90,7 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     else:
         ignored += ["mask_token", "lm_head."]
     mapping.check("BEiT's weights", ignored=tuple(ignored))
+    # The model has layer scales if the file has some; 0.1 is BEiT's initial value.
     scale = 0.1 if "blocks.0.attention_scale" in mapping.weights else 0.0
     layer_scale = request.config.get("layer_scale", scale) if scale else 0.0
     config = {**request.config, **sizes, "layer_scale": layer_scale}
@@ -97,11 +98,7 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
 
 
 def read_timm_weights(source: Path, request: ImportRequest) -> ImportedModel:
-    """Read the CNN of a model with `stem: timm`, or a ViT for the image side of any other.
-
-    Raises:
-        MissingToolError, CheckpointError: see `read_backbone_weights`, `convert_cnn`, `convert_vit`.
-    """
+    """Read the CNN of a model with `stem: timm`, or a ViT for the image side of any other."""
     if request.config.get("stem") == "timm":
         return read_timm_stem(source, request)
     text = str(source)
@@ -195,11 +192,7 @@ def renormalize_patches(
 
 
 def read_timm_stem(source: Path, request: ImportRequest) -> ImportedModel:
-    """Read the CNN that `stem_backbone` of `request.config` names, with the normalization of its pixels.
-
-    Raises:
-        MissingToolError, CheckpointError: see `read_backbone_weights`, `convert_cnn`.
-    """
+    """Read the CNN that `stem_backbone` of `request.config` names, with the normalization of its pixels."""
     config = request.build_config(VLMoConfig)
     state = read_backbone_weights(str(source), config.stem_backbone, request.root, request.where)
     weights = convert_cnn(state, config.stem_backbone, config.stem_stage, {}, f"{STEM}.backbone")
@@ -219,11 +212,7 @@ def _shares_experts(request: ImportRequest) -> bool:
 
 
 def _check_sizes(origin: str, sizes: Mapping[str, Any], request: ImportRequest, wrong: list[str]) -> None:
-    """Check the sizes of the weights against the model in params.yaml. wrong: other reasons why they do not fit.
-
-    Raises:
-        CheckpointError: lists the differences.
-    """
+    """Check the sizes of the weights against the model in params.yaml. wrong: other reasons why they do not fit."""
     differences = [
         f"{key} {request.config[key]}, {origin}'s {value}"
         for key, value in sizes.items()

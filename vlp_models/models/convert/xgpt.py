@@ -19,9 +19,6 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: X
     BERT's LM head.
 
     bert: its config.json.
-
-    Raises:
-        CheckpointError: see `convert_layout`.
     """
     sizes = BertSizes.of(config, stack="layers", head=False, eps=("layer_norm_eps", "embedding_norm_eps"))
     converted = convert_layout(state, bert, sizes)

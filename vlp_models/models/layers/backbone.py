@@ -44,6 +44,7 @@ class Backbone(nn.Module):
         if name == SMALL:
             channels = options.get("channels", [24, 48, 96])
             three = isinstance(channels, list) and len(channels) == 3
+            # Not isinstance, which accepts True as a width.
             valid = three and all(type(width) is int and width > 0 for width in channels)
             if not valid or set(options) - {"channels"} or stage not in (0, -1):
                 raise ParamsError(
@@ -71,6 +72,7 @@ class Backbone(nn.Module):
             raise ParamsError(
                 f"config: {keys[0]} `{name}` has the feature maps 0 to {len(maps) - 1}; {keys[1]} is {stage}"
             )
+        # A negative stage counts from the last map.
         self.stage = stage % len(maps)
         self.channels = int(maps[self.stage]["num_chs"])
         self.stride = int(maps[self.stage]["reduction"])  # pixels per cell

@@ -21,6 +21,7 @@ class KeyValues(NamedTuple):
     values: Tensor
 
     def append(self, other: KeyValues) -> KeyValues:
+        # (B, H, K, E) and (B, H, K', E) -> (B, H, K + K', E)
         return KeyValues(torch.cat([self.keys, other.keys], 2), torch.cat([self.values, other.values], 2))
 
     def select(self, index_N: Tensor) -> KeyValues:
@@ -70,4 +71,5 @@ class DecodingState:
 def pack_by_image(owner_N: Tensor, images: int) -> Packing:
     """Pack one row per hypothesis, those of an image side by side: [images, the most hypotheses of an image]."""
     rows_N = torch.arange(len(owner_N), device=owner_N.device)
+    # (N, 1): each hypothesis is a sequence of one token, grouped by its image.
     return Packing(rows_N, (len(owner_N), 1)).by_owner(owner_N, images)

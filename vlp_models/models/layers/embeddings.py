@@ -54,6 +54,7 @@ class FeatureDropout(nn.Dropout1d):
     """
 
     def forward(self, features_BRF: Tensor) -> Tensor:
+        # (B, R, F) -> (B, F, R) and back, because Dropout1d drops whole rows of the second dimension.
         return super().forward(features_BRF.transpose(1, 2)).transpose(1, 2)
 
 

@@ -31,6 +31,7 @@ def project_part(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
 
     peft's LoRA layer is such a module: it adds a product of full width to what the wrapped layer returns.
     """
+    # Looked up on the class, because a wrapper may return the attributes of the layer inside.
     computes_parts = getattr(type(layer), "computes_parts", False)
     part: Tensor = layer(x, rows) if computes_parts else layer(x)[..., rows]
     return part

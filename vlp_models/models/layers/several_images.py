@@ -21,6 +21,7 @@ class PlaceEmbedding(nn.Module):
 
     def forward(self, image_index: Tensor) -> Tensor:
         """Return a vector for each index of an image in its text, int64 [...] -> [..., D]."""
+        # (images - 1, D) -> (images, D): a row of zeros for the first image.
         return F.embedding(image_index, F.pad(self.later, (0, 0, 1, 0)))
 
 

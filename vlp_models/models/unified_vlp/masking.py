@@ -66,4 +66,5 @@ def rows_of_texts(rows_B: Tensor, text: Text) -> Tensor:
 
 
 def _after_first(mask_NT: Tensor) -> Tensor:
+    # The mask without the first place, which is [CLS].
     return F.pad(mask_NT[:, 1:], (1, 0))

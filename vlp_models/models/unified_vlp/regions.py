@@ -68,6 +68,7 @@ class RegionEmbedding(nn.Module):
             parts = [self.of_geometry(2 * geometry(regions) - 1)]  # fractions, scaled to -1 .. 1
             if self.of_classes is not None:
                 parts.insert(0, self.of_classes(regions.class_probs_BRC))
+        # Equation 1: W_p of both parts side by side, (B, R, inputs) -> (B, R, D), and its ReLU.
         places = F.relu(self.places(torch.cat(parts, -1)))
         return self.dropout(self.features(features_BRF)) + self.dropout(places)
 
@@ -96,6 +97,7 @@ def compat_geometry(regions: Regions) -> Tensor:
     largest_B12 = corners_BR22.amax((1, 2))[:, None]
     if regions.place_BR is not None:  # of several images, each has its own largest x and y: [B, R, 2]
         same_BRR = regions.place_BR[:, :, None] == regions.place_BR[:, None]
+        # (B, 1, R, 2) * (B, R, R, 1) -> (B, R, 2): the largest among the regions of the same image.
         largest_B12 = (corners_BR22.amax(2)[:, None] * same_BRR[..., None]).amax(2)
     # Avoids a division by zero without regions or with blank ones; the authors' code adds as much, in pixels.
     boxes_BR4 = (corners_BR22 / largest_B12.clamp(min=1e-5)[:, :, None]).flatten(2)

@@ -71,8 +71,10 @@ def random_codes(patch: int, codes: int) -> tuple[Tensor, Tensor]:
 
 def nearest_codes(pixels_B3HW: Tensor, patch: int, projection_XP: Tensor, codes_CP: Tensor) -> Tensor:
     """Return int64 [B, N]: for each patch the code at the smallest angle to its projection."""
+    # In float32 in any case, because rounding may change which code is the nearest.
     with torch.autocast(pixels_B3HW.device.type, enabled=False):
         patches_BNX = F.unfold(pixels_B3HW.float(), patch, stride=patch).transpose(1, 2)
+        # (B, N, X) @ (X, P) @ (P, C) -> (B, N, C): of unit codes, the largest product has the smallest angle.
         return (patches_BNX @ projection_XP @ codes_CP.T).argmax(-1)
 
 
@@ -97,6 +99,7 @@ class Residual(nn.Module):
         y = x
         for conv in self.convs:
             y = conv(F.relu(y))
+        # As in the public code, divided by the square of the number of blocks.
         return self.skip(x) + y / (GROUPS * BLOCKS_PER_GROUP) ** 2
 
 

@@ -332,6 +332,7 @@ class XGPT(nn.Module):
         rank_M = (words_NT.cumsum(1) - 1)[words_NT]  # 0: the fragment's first word
         width = max(1, int(words_NT.sum(1).max())) if len(words_NT) else 1  # of the longest fragment
         fragment = Packing(rows_M * width + rank_M, (len(words_NT), width))
+        # Each word of the fragment is predicted from the word before it, the first one from [CLS].
         before_M = positions_M - 1
         ids_M = torch.where(rank_M == 0, text.ids_BT[rows_M, 0], text.ids_BT[rows_M, before_M])
         return self.predict_words(self.decode(self.text_embedding(ids_M, before_M), fragment, memory))
@@ -359,6 +360,7 @@ class XGPT(nn.Module):
         target_KD = image.embedded_KD.detach()
         # The decoder reads the regions shifted by one, after the learned first vector.
         before_NRD = F.pad(regions.pad(self.region_dropout(target_KD)), (0, 0, 1, 0))[:, :-1]
+        # bool (N, R, 1): the first region of each text.
         first_NR1 = F.pad(regions.mask_BT.new_ones(len(text), 1), (0, regions.shape[1] - 1))[..., None]
         x_KD = regions.pack(torch.where(first_NR1, self.first_region, before_NRD))
         generated = self.region_head(self.decode(x_KD, regions, memory))
