@@ -48,6 +48,7 @@ def check_runs(params: Params) -> None:
         check_known(entry.generator, GENERATORS, f"generate.{name}.generator")
     for name, source in params.data.items():
         source_params(name, source)
+    # Called for its errors: views whose names or columns clash.
     index_columns()
     _check_evaluate(params)
     if params.trainer.reproducible == "portable" and params.trainer.torch_threads > 1:

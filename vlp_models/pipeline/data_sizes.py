@@ -104,6 +104,7 @@ def _explain_ranking(params: Params, task: str, counts: dict[str, Counter[str]])
     runs, split = competing_runs(params, task), params.promotion.select_on
     used: set[str] = set()
     for run in (params.finetune[name] for name in runs):
+        # A run is evaluated on the datasets it names, else on those it trains on, else on all.
         used |= set(run.evaluate_on or run.sources or params.data)
     without = [name for name in counts if name in used and not counts[name][split]]
     if split not in params.evaluate.splits:

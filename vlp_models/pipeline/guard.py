@@ -86,11 +86,13 @@ def _stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
+    # A library may have turned the stop into an error of its own.
     except Exception:
         if received:
             raise _make_stop(received[0]) from None
         raise
     finally:
+        # None stands for a handler that was not set from Python, which `signal.signal` does not accept.
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

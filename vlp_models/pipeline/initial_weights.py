@@ -108,6 +108,7 @@ def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: 
     logger.info("%s: %s of %s weights in %s", p.image_init, f"{_count(model, report):,}", imported.origin, modules)
     for note in imported.notes:
         logger.info("  %s", note)
+    # A library's weights are identified by their name, a file by its hash.
     file = None if library_of(p.image_init) else find_weights_file(p.image_init, root, where)
     files = {"files": {file.name: hash_file(file)}} if file else {}
     return {"source": p.image_init, **files, **_summarize(model, report, imported)}

@@ -171,6 +171,7 @@ def training_inputs(workspace: Workspace, sources: Iterable[str] | None = None) 
         return []
     # dataset -> view -> number of samples
     counts: dict[str, dict[str, int]] = defaultdict(dict)
+    # Counted batch by batch, so the index need not fit into memory.
     for batch in open_parquet(index).iter_batches(columns=["source", "view"]):
         counted = pa.table(batch).group_by(["source", "view"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
@@ -230,6 +231,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
     parents: list[dict[str, Any]] = []
     # Follow the starts back; stop where a checkpoint is missing, or is not the one that was started from.
     made_from = config
+    # The chain starts with the checkpoint itself.
     _, *starts = params.chain(name)
     for start in starts:
         recorded = made_from.get("provenance", {}).get("inputs", {}).get("start")

@@ -83,6 +83,7 @@ def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> 
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True)
     try:
         stages = json.loads(done.stdout)
+    # DVC failed: nothing counts as stale, so nothing is run in parallel.
     except ValueError:
         return set()
     return set(stages) if isinstance(stages, dict) else set()

@@ -133,6 +133,7 @@ def _prepare_regions(
         _link(scratch.shards, workspace.shards)
         _link(scratch.contents, workspace.contents)
     else:
+        # Regions are extracted again, by the bundle's own detector with its own settings.
         _copy_splits(workspace, scratch, set(params.evaluate.splits))
         if trained_on.path:  # imported features are read from the project
             path = str((workspace.root / trained_on.path).absolute())
@@ -172,6 +173,7 @@ def _find_differences(shards: Path, info: CheckpointInfo) -> list[str]:
 
 def _link(path: Path, target: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A relative target would be looked up from the link's folder.
     path.symlink_to(target.absolute())
 
 

@@ -112,6 +112,7 @@ def remove_outdated_work(work: Path) -> None:
         if other == work or not _FINGERPRINT.fullmatch(other.name):
             continue
         try:
+            # A folder's own time does not change when files below it are written.
             newest = max((path.lstat().st_mtime for path in other.rglob("*")), default=other.stat().st_mtime)
         except OSError:  # another process is changing it
             continue

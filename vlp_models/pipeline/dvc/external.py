@@ -60,6 +60,7 @@ def files_outside_root(source: DatasetParams) -> list[str]:
     params = source_params("NAME", source)
     values = [getattr(params, key) for key in params.file_keys]
     named = [file for value in values for file in _flatten(value) if file]
+    # Normalized as text, without following links: DVC records the path as params.yaml has it.
     paths = {os.path.normpath(Path(source.root, file)) for file in named}
     return sorted(path for path in paths if not Path(path).is_relative_to(os.path.normpath(source.root)))
 
@@ -122,6 +123,7 @@ def _is_untracked(path: Path, root: Path) -> bool:
     folders = [path, *(folder for folder in path.parents if folder.is_relative_to(root) and folder != root)]
     if any(folder.with_name(f"{folder.name}.dvc").is_file() for folder in folders) or any(path.glob("*.dvc")):
         return False
+    # Empty output: git works and tracks nothing there; None: git failed.
     return run_git(root, "ls-files", "--", str(path)) == b""
 
 
@@ -137,6 +139,7 @@ def _explain_tracking(path: Path, root: Path, key: str) -> str:
     # the command, or first what makes it fail
     quoted = shlex.quote(name)
     add = f"dvc add {quoted} && git add {shlex.quote(f'{name}.dvc')}"
+    # `git check-ignore` fails for a path that is not ignored.
     if run_git(root, "check-ignore", "-q", f"{name}.dvc") is None:
         return f"run `{add}`"
     check = f"git check-ignore -v {shlex.quote(f'{name}.dvc')}"
@@ -211,6 +214,7 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
             f"`vlp use --set data.{name}.root=FOLDER`"
         )
     elif source.format == "hf":
+        # `OWNER/NAME` has one slash, as `data/NAME` has.
         is_repo = source.root.count("/") == 1 and not source.root.startswith("data/")
         repo = source.root if is_repo else "OWNER/NAME"
         way_out = f"name a dataset of the Hub with `vlp use --set data.{name}.root=hf://{repo}`"

@@ -315,6 +315,7 @@ def initial(c: Context) -> Stage:
     for name, model in models.items():
         entries[name] = {
             "family": model.family,
+            # The first of these that the model has: imported weights, timm's weights, or boxes for a warm-up.
             "init": weights_dependency(model.init or model.image_init)
             or (BOXES if model.vision_warmup.steps else NOTHING),
             "facts": f"{CONTENTS}/{facts_file(c.kinds[name])}",
@@ -469,6 +470,7 @@ def evaluate(c: Context) -> Stage:
 
 
 def training_stats(c: Context) -> Stage | None:
+    # Without `drift.run`, the first pretraining.
     run = c.params.drift.run or next(iter(c.params.pretrain), "")
     if not run:
         return None
@@ -562,6 +564,7 @@ def _literal(value: Any) -> Any:
         return {key: _literal(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_literal(entry) for entry in value]
+    # DVC reads `\${` as the text `${`.
     return value.replace("${", r"\${") if isinstance(value, str) else value
 
 

@@ -19,6 +19,7 @@ from vlp_models.pipeline.dvc.lock_file import REPRO_MODULE
 REPRO = [sys.executable, "-m", REPRO_MODULE]  # as a command
 PARTIAL = "VLP_PARTIAL_REPRO"  # environment variable of a call that others of the same run follow
 UP_TO_DATE = "Data and pipelines are up to date."
+# Empty lines, commands (`> ...`), unchanged stages, and hints on git, autostage and pushing.
 LEFT_OUT = re.compile(
     r"\s*$|> |(Stage )?'.*' didn't change, skipping$|(Generating|Updating) lock file '|"
     r"To track the changes with git, run:|\tgit add |To enable auto staging, run:|\tdvc config core\.autostage true|"

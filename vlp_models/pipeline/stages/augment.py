@@ -68,6 +68,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 f"{min(unknown)}; run `dvc repro shards`"
             )
         rows: list[dict[str, object]] = []
+        # Each reason is in the manifest, also one that did not occur.
         counts = Counter(dict.fromkeys(("images", "captions", *REASONS), 0))
         starts = range(0, len(dataset), p.batch_size)  # the number of a batch seeds its draws
         with progress_bar(f"augment {key}", len(dataset), "images") as bar:

@@ -111,6 +111,7 @@ def run(
                 data=scorer.facts["data"],
             )
     headlines = (model.metric, *model.headlines)
+    # Records of one dataset and split are adjacent, as `groupby` needs.
     for (source, split), group in groupby(scorer.records, key=itemgetter("dataset", "split")):
         with_value = [record for record in group if record["value"] is not None and record["metric"] in headlines]
         scores = ", ".join(f"{record['metric']} {record['value']:.2f}" for record in with_value)
@@ -299,6 +300,7 @@ class _Scorer:
 def _status(description: str) -> Iterator[Any]:
     from rich.console import Console
 
+    # In a log file each frame of the spinner would be text.
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -66,8 +66,10 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
     _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
+        # An earlier run in this process may have opened the cache before it was filled.
         _open_cache.cache_clear()
         device = _device(params)
+        # On a cluster the workers compute; this process only reads the source's description.
         source = _open(params, workspace, device="cpu" if params.cluster.address else device)
         # Two folders below .work: regions by image, made by the same code and settings, and this run's chunks.
         identity = _identity(params, source, device)
@@ -110,6 +112,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 detector_id=source.detector_id,
             )
         save_unrecorded_result(workspace, work, "features", [workspace.features])
+        # For the next run, which reuses the regions of images with the same content.
         if cache is not None:
             columns = read_batches([inputs["images"]], BATCH_ROWS, ["image_id", "sha256"])
             cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), cache)
@@ -225,6 +228,7 @@ class _Images:
         rows = database.value("SELECT count(*) FROM images")
         assert isinstance(rows, int)
         self.rows = rows
+        # -(-a // b) rounds up.
         self.chunks = -(-rows // storage.CHUNK_IMAGES)
 
     def __iter__(self) -> Iterator[Row]:
@@ -252,7 +256,9 @@ class _Images:
         """Return split -> (images, images with a note of these rules)."""
         schema = SCHEMAS["quarantine"]
         self._database.load("notes", (pa.Table.from_pylist(rows, schema=schema) for rows in notes), schema)
+        # The repr of a tuple of names is a list in SQL.
         lost = f"SELECT DISTINCT row_id FROM notes WHERE rule IN {rules!r}"
+        # count(row_id) skips images without a note, whose row_id is NULL after the left join.
         query = f"SELECT split, count(*), count(row_id) FROM images LEFT JOIN ({lost}) ON image_id = row_id"
         counts: dict[str, tuple[int, int]] = {}
         for table in self._database.stream(f"{query} GROUP BY split ORDER BY split"):
@@ -326,6 +332,7 @@ def _make_chunk(chunk: Chunk, source: RegionSource, job: _Job, advance: Callable
     extracted, notes = source.regions(new, advance) if new else ([], [])
     if notes:
         write_text(job.work / _notes_name(number), json.dumps(notes))  # before the chunk, which marks completion
+    # In the order of the rows: the cached regions of an image, or the next extracted ones.
     remaining = iter(extracted)
     regions_of = [next(remaining) if regions is None else regions for regions in cached]
     image_ids = (row["image_id"] for row in rows)

@@ -109,6 +109,7 @@ def planned(
     """
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
     withdrawn = workspace.withdrawn.exists()
+    # In a clone the package's folder is the dependency, otherwise a record of the installed package.
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
     facts = facts or check_params(params)
     return render(build_pipeline(params, raw, kinds=facts.kinds, used=facts.used, withdrawn=withdrawn, package=package))

@@ -117,6 +117,7 @@ def _check_images(
     listed, directory = tables["images"], tables.directory
     assert isinstance(listed, TableWriter) and directory is not None
     listed.close()
+    # The listing moves aside, because the table of checked images has its name.
     listing = listed.path.rename(directory / ".listed.parquet")
     divided = bool(tables.divided or tables.held_out)
     checked = TableWriter(CHECKED if divided else "images", directory, SCHEMAS["images"])

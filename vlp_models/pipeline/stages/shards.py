@@ -142,6 +142,7 @@ def _make_parts(
     make = functools.partial(_make_shard, root=workspace.root, features=features, work=work, required=required)
     with Database.within(scratch) as database:
         joined = _ImageRows(database, workspace.validated)
+        # -(-a // b) rounds up.
         shard_counts = {split: -(-joined.count(split) // size) for split in SPLITS}
         for _ in mapper.map(make, _missing_shards(joined, shard_counts, size, work)):
             pass
@@ -205,6 +206,7 @@ def _missing_shards(joined: _ImageRows, shard_counts: Mapping[str, int], size: i
         records = joined.records(size)
         with progress_bar(f"packing {split}", images, "images") as bar:
             for number in range(total):
+                # The rows of finished shards are read as well, because they come in one stream.
                 rows = list(islice(records, size))
                 if number not in finished:
                     yield split, number, rows

@@ -58,6 +58,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             # Batches of the ingested dataset that contain these images
             dataset = Path(params.ingest.dataset)
             paths = (Path(row["path"]) for row in _rows(database, train_images))
+            # The first folder below the dataset's root is the batch.
             batches = {path.relative_to(dataset).parts[0] for path in paths if path.is_relative_to(dataset)}
             stats["batches"] = sorted(batches)
             by_hash = (row["image_id"] for row in _rows(database, f"{train_images} ORDER BY sha256, image_id"))
