@@ -207,6 +207,7 @@ class IngestParams:
     track: bool = True
 
     def __post_init__(self) -> None:
+        # `PurePosixPath("")` and `PurePosixPath(".")` are equal: the project itself.
         path = PurePosixPath(self.dataset)
         if path == PurePosixPath():
             raise ParamsError("params.yaml: `ingest.dataset`: name a folder of its own, such as data/accepted")

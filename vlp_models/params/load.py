@@ -81,6 +81,7 @@ class Params:
     def chain(self, checkpoint: str) -> list[str]:
         """Return this checkpoint and those it was trained from, the initial one last."""
         checkpoints = [checkpoint]
+        # `start_of` returns an empty string for `initial/MODEL`, which ends the chain.
         while start := self.start_of(*split_start(checkpoints[-1])):
             checkpoints.append(start)
         return checkpoints
@@ -94,6 +95,7 @@ class Params:
         kind, name = split_start(checkpoint)
         if kind == "initial":
             return name
+        # A fine-tuning trains the model of its start, which may be another fine-tuning.
         return self.pretrain[name].model if kind == "pretrain" else self.model_of(name)
 
     def family_at(self, checkpoint: str) -> str:
@@ -111,11 +113,14 @@ class Params:
         settings = []
         for checkpoint in self.chain(f"finetune/{run}"):
             kind, name = split_start(checkpoint)
+            # A pretraining's model may differ from that of its start, so each has an entry; a fine-tuning has none.
             if kind != "finetune":
                 model = self.models[self.model_at(checkpoint)]
+                # Without steps there is no warm-up, so its other settings have no effect.
                 names = {"seed"} if model.vision_warmup.steps else {"seed", "vision_warmup"}
                 settings.append(("model", {k: v for k, v in to_plain(model).items() if k not in names}))
             if kind != "initial":
+                # The model's settings are an entry of their own, and names do not change a result.
                 names = {"seed", "start", "variant", "model"}
                 entry = to_plain(getattr(self, kind)[name])
                 settings.append((kind, {k: v for k, v in entry.items() if k not in names}))
@@ -154,6 +159,7 @@ def read_plain(text: str, path: Path) -> Any:
     """
     import yaml
 
+    # libyaml's parser is many times faster; PyYAML may have been built without it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return parse_yaml(text, lambda text: yaml.load(text, Loader=loader))
@@ -167,6 +173,7 @@ def read_yaml_text(path: Path) -> str:
     if reason := explain_not_text(content[:HEAD], str(path)):
         raise ParamsError(f"{path}: {reason}")
     try:
+        # `-sig`: editors on Windows start a file with a byte order mark.
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -174,6 +181,7 @@ def read_yaml_text(path: Path) -> str:
             f"{path}:{line}: not UTF-8 text; save the file as UTF-8: {convert_command(str(path))}"
         ) from None
     for number, line_text in enumerate(text.split("\n"), start=1):
+        # Not `=======`, which may also underline a heading in a comment; a conflict has all three.
         if line_text.startswith(("<<<<<<<", ">>>>>>>")):
             raise ParamsError(
                 f"{path}:{number}: git's conflict markers ({line_text.strip()[:40]}); keep one of the two versions and "
@@ -206,6 +214,7 @@ def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:
         line = f"line {event.start_mark.line + 1 if event.start_mark else '?'}"
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f"{line}: YAML aliases (`*{event.anchor}`) are not supported; write the value out")
+        # Starts and ends count as 1 and -1.
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"{line}: nested more than {MAX_DEPTH} levels deep")
@@ -221,6 +230,7 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
     Args:
         root: the project's folder, for its plugins; default: the current one.
     """
+    # The plugins' names are in the params, so they are put in use after the schema was checked.
     params = build(Params, _apply_defaults(raw, file), where="", file=file)
     use_plugins(params.plugins, Path.cwd() if root is None else root)
     for section in ("generate", "data", "models", "pretrain", "finetune", "augment"):
@@ -242,6 +252,7 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `changes`, section by section."""
+    # Deep: `base` is merged into several runs, whose copies must not share lists and dicts.
     result = copy.deepcopy(dict(base))
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -266,9 +277,11 @@ def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
                 raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), keys)}")
         entries = full.get(section)
         if isinstance(entries, dict):
+            # A copy, so that the caller's data stays as it was read.
             full[section] = dict(entries)
             for name, entry in entries.items():
                 if isinstance(entry, dict):
+                    # The run's own values win.
                     full[section][name] = merged(values, entry)
     return full
 
@@ -284,6 +297,7 @@ def _check_starts(params: Params, file: str) -> None:
     # 1. Every start is the name of a checkpoint that exists, or will.
     runs = [("pretrain", name) for name in params.pretrain] + [("finetune", name) for name in params.finetune]
     for kind, name in runs:
+        # `start_of` fills in `initial/MODEL` for a pretraining without a start.
         start = params.start_of(kind, name)
         start_kind, start_name = split_start(start)
         where = f"{file}: `{kind}.{name}.start: {start}`"
@@ -294,6 +308,7 @@ def _check_starts(params: Params, file: str) -> None:
     # 2. Following the starts ends at initial weights.
     for kind, name in runs:
         visited = [f"{kind}/{name}"]
+        # As `Params.chain`, which would not end in a cycle.
         while start := params.start_of(*split_start(visited[-1])):
             if start in visited:
                 cycle = " -> ".join([*visited[visited.index(start) :], start])
@@ -342,13 +357,16 @@ def _check_augment(params: Params, file: str) -> None:
         while pending:
             for checkpoint in params.chain(f"finetune/{pending.pop()}"):
                 kind, name = split_start(checkpoint)
+                # A pretraining or initial checkpoint uses no written captions.
                 used = params.finetune[name].augment.captions if kind == "finetune" else ""
+                # An unknown entry is reported when the loop reaches its own run.
                 captioner = split_start(params.augment[used].start)[1] if used in params.augment else ""
                 if captioner == run:
                     raise ParamsError(
                         f"{file}: `finetune.{run}` trains on `augment.{used}`, whose captions {run} writes itself; "
                         "choose a captioner that does not depend on them"
                     )
+                # Its own chain may use written captions, too.
                 if captioner and captioner not in visited:
                     visited.add(captioner)
                     pending.append(captioner)

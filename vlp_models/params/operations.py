@@ -92,13 +92,17 @@ class EvaluateParams:
             ParamsError: an option that the task does not use, or settings that exclude each other.
         """
         settings, where = self.tasks.get(task, TaskEvaluateParams()).settings, f"params.yaml: `evaluate.tasks.{task}"
+        # An option of another task's search would have no effect here, so it is an error.
         unused = [name for name in settings if name in SEARCH_OPTIONS and name not in search]
         if unused:
             uses = f"it uses {', '.join(search)}" if search else "it does not search"
             raise ParamsError(f"{where}.{unused[0]}`: {task} has no such option; {uses}")
+        # The task's own value wins over the general list.
         blind = settings.pop("blind_baseline", task in self.blind_baseline)
+        # Options that the task does not use keep their defaults, so a change of them makes its evaluation not stale.
         general = {name: getattr(self, name) for name in (*GENERAL_OPTIONS, *search)}
         try:
+            # The constructor checks the combination of general and own settings.
             return EvaluateParams(**{**general, **settings, "blind_baseline": [task] if blind else []})
         except ValueError as error:
             raise ParamsError(f"{where}`: {error}") from None
@@ -169,6 +173,7 @@ class GateParams:
 
     def relevant_gain_of(self, metric: str) -> float:
         """Return the smallest gain of a metric that should not be missed, always above `min_gain`."""
+        # Added to `min_gain`, so that it is above it.
         default = self.min_gain + RELEVANT_GAIN.get(metric, DEFAULT_RELEVANT_GAIN)
         return default if self.relevant_gain is None else self.relevant_gain
 
@@ -332,8 +337,10 @@ class FlowParams:
     timeout_hours: dict[str, PositiveFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Checked here, because an unknown part would silently have no limit.
         unknown = [name for name in self.timeout_hours if name not in PARTS]
         if unknown:
             raise ValueError(f"`timeout_hours.{unknown[0]}`: unknown part; known: {', '.join(PARTS)}")
+        # Other schemes, such as file:, must not be opened.
         if self.webhook and not self.webhook.startswith(("env:", "http://", "https://")):
             raise ValueError("`webhook` must be env:NAME, or a URL with http:// or https://")

@@ -31,6 +31,7 @@ KINDS = ("initial", "pretrain", "finetune")
 
 def split_start(start: str) -> tuple[str, str]:
     """Split `pretrain/tden` into (pretrain, tden); return ("", "") if it does not have this form."""
+    # Without a slash, `name` is empty and does not match.
     kind, _, name = start.partition("/")
     return (kind, name) if kind in KINDS and NAME.fullmatch(name) else ("", "")
 
@@ -201,7 +202,9 @@ class OptimizerParams:
             raise ValueError("`schedule: steps` needs `decay_at`, the shares of all updates after which `lr` falls")
         if self.schedule != "steps" and self.decay_at:
             raise ValueError(f"`decay_at` only applies to `schedule: steps`, not {self.schedule}; remove it")
+        # The points in order: end of warm-up, each decay, end of training.
         points = [self.warmup_fraction, *self.decay_at, 1.0] if self.decay_at else []
+        # Strictly increasing; an empty list, without `decay_at`, always is.
         if not all(before < after for before, after in itertools.pairwise(points)):
             raise ValueError(
                 f"`decay_at: {self.decay_at}` must increase strictly between `warmup_fraction` "
@@ -212,6 +215,7 @@ class OptimizerParams:
         if len(self.betas) != 2:
             raise ValueError(f"`betas: {self.betas}` must have two values")
         for name, group in self.groups.items():
+            # A group without a kind uses Muon where the run does, else the run's own kind.
             kind = group.kind or ("muon" if self.muon_lr else self.kind)
             if group.momentum is not None and kind not in ("sgd", "muon"):
                 raise ValueError(
@@ -408,6 +412,7 @@ class LoraParams:
     targets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        # Settings of adapters without adapters: `rank` was probably forgotten.
         if not self.rank and (self.alpha, self.dropout, self.targets) != (16.0, 0.0, []):
             raise ValueError("`lora` has no `rank`, so it would train all weights; set it, for example to 8")
 

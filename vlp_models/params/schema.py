@@ -40,10 +40,13 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
 
     where: dotted key of `raw`, for messages; a ValueError of `__post_init__` is prefixed with it.
     """
+    # Annotations are strings in these modules; `_hints` evaluates them, with the bounds of `Annotated`.
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if further := getattr(cls, "further_keys", ""):  # keys that another module checks
+        # Keys that are no fields go into the field `further`, which another module checks.
         shared = {key: value for key, value in raw.items() if key in fields and key != further}
+        # A key of that field's own name is such a key as well, not the field.
         raw = shared | {further: {key: value for key, value in raw.items() if key not in shared}}
     for key in raw:
         if key not in fields:
@@ -56,6 +59,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ParamsError(f"{file}: missing key `{_join(where, name)}`")
     try:
+        # `__post_init__` checks what concerns several fields.
         return cls(**values)
     except ValueError as error:
         raise ParamsError(f"{file}: `{where}`: {error}") from None
@@ -65,6 +69,7 @@ def to_plain(value: Any) -> Any:
     """Return a params dataclass as dicts and lists, as JSON, MLflow and Lightning take them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        # The inverse of `build`: the keys in `further` go back next to the others.
         return plain | plain.pop(getattr(value, "further_keys", ""), {})
     if isinstance(value, dict):
         return {k: to_plain(v) for k, v in value.items()}
@@ -86,11 +91,13 @@ def check_known(name: str, table: Mapping[str, str], where: str) -> None:
         raise ParamsError(f"params.yaml: `{where}: {name}` is unknown{suggestion(name, table)}")
 
 
+# Cached: evaluating the annotations takes most of the time of `build`.
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
+# Cached: pydantic compiles a validator for each annotation.
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
@@ -102,8 +109,10 @@ def _join(where: str, key: str) -> str:
 
 def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    # Any value: the module that uses it checks it.
     if hint is Any:
         return value
+    # Sections are built here, not by pydantic, whose messages name no dotted key.
     if dataclasses.is_dataclass(hint):
         shorthand = getattr(hint, "from_shorthand", None)  # `mlm: 1.0` for `mlm: {weight: 1.0}`
         if shorthand is not None and not isinstance(value, dict):
@@ -124,6 +133,7 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
     if origin in (typing.Union, types.UnionType) and any(dataclasses.is_dataclass(a) for a in args):
         if value is None and type(None) in args:
             return None
+        # A section that is set; a union has one section at most.
         return _convert(value, next(a for a in args if a is not type(None)), where, file)
     return _convert_leaf(value, hint, where, file)
 
@@ -132,6 +142,7 @@ def _bare_type(hint: Any) -> Any:
     """Return the type of a value that is set, without bounds: float for `PositiveFloat | None`."""
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     origin = typing.get_origin(hint)
+    # `Annotated[X, ...]` has X as its first argument; `X | None` has it as the only one that is not None.
     if origin is typing.Annotated or (origin in (typing.Union, types.UnionType) and len(args) == 1):
         return _bare_type(args[0])
     return hint
@@ -142,9 +153,11 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         with contextlib.suppress(ValueError):
             value = float(value)
+    # `lr: 1` is a number; strict validation would refuse an integer.
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     try:
+        # Strict: a quoted "3" is no integer, and 1 is not true.
         return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
         # pydantic's message names no key; those for choices and wrong types are written as the rest of ours.
@@ -154,6 +167,7 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
             close = difflib.get_close_matches(str(value), choices, n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
             raise ParamsError(f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{hint}") from None
+        # Such as `int_type`: the value has another type than the annotation.
         if first["type"].endswith("_type") and isinstance(plain, type):
             raise ParamsError(
                 f"{file}: `{where}` must be {_TYPE_NAMES.get(plain, plain.__name__)}, found {value!r}"
