@@ -88,6 +88,7 @@ def compare(
 
 def _of_project(file: str) -> str:
     """Return the folder of an evaluated run of this project, if `file` names one; else `file`."""
+    # The name may contain `=`, a path of this project does not: split at the last one.
     name, equals, path = file.rpartition("=")
     folder = EVALUATED / path
     return f"{name}{equals}{folder}" if not Path(path).exists() and (folder / "items.parquet").exists() else file

@@ -107,6 +107,7 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
     runs: list[Run] = []
     for name, path in _named(files):
         for run in read_runs(path, name, columns):
+            # Two files that name the same model are its seeds only if both state a seed; a stated name settles it.
             for other in runs if not name else ():
                 same_model = other.model == run.model and other.source != run.source
                 if same_model and not (run.seed and other.seed):
@@ -127,6 +128,7 @@ def _named(files: Files) -> Iterable[tuple[str, Path]]:
         return
     for file in files:
         name, equals, path = str(file).partition("=")
+        # A path may contain `=` itself: a file that exists under the whole text is not NAME=PATH.
         yield (name, Path(path)) if equals and not Path(str(file)).exists() else ("", Path(file))
 
 
@@ -141,6 +143,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         models.setdefault(run.model, []).append(run)
     if len(models) < 2:
         raise DataError(f"two models are needed; there is {', '.join(models) or 'none'}. Name them: NAME=PATH")
+    # Dictionaries keep their order: the model of the first run is the baseline.
     baseline, *challengers = models
     if not (settings.seed_std >= 0 and settings.relevant >= 0):
         raise DataError("--seed-std and --relevant must be numbers of zero or more")
@@ -183,6 +186,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
                 gain=before - value if settings.lower_is_better else value - before,
                 items=len(evidence[0].items),
                 clusters=len(set(evidence[0].groups)),
+                # (runs of the baseline, runs of the challenger)
                 runs=(len(by_model[baseline]), len(by_model[challenger])),
             )
             pairs.append((row, gain))
@@ -191,6 +195,7 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
     corrected = iter(holm([p for p in ps if p is not None]))
     rows = []
     for (row, gain), p in zip(pairs, ps, strict=True):
+        # `corrected` lacks the rows without a p, so it is advanced only for the others.
         p_holm = None if p is None else next(corrected)
         rows.append(_judge(dataclasses.replace(row, p=p, p_holm=p_holm), gain, comparisons, settings))
     return Comparison(
@@ -210,6 +215,7 @@ def _judge(row: Row, gain: Gain | None, comparisons: int, settings: Settings) ->
         return dataclasses.replace(row, reason=f"fewer than {MIN_GROUPS} clusters: no interval would hold")
     if row.p_holm is None:
         return dataclasses.replace(row, reason="not finite in some resamples")
+    # All resampled differences are 0: no interval can be drawn from them.
     if not np.any(gain.bootstrap_S):
         reason = "the same scores on all items: nothing to estimate a difference from"
         return dataclasses.replace(row, reason=reason)
@@ -239,6 +245,7 @@ def _check_seeds(runs: Sequence[Run], evidence: Sequence[Evidence], metric: str)
         both = f"{_describe(a)} and {_describe(b)}"
         if a.seed and a.seed == b.seed:
             raise DataError(f"{both}: two runs of {a.model} with the seed {a.seed}, not two seeds")
+        # Equal scores on all items: without stated seeds this is most likely one file, passed twice.
         if np.array_equal(evidence_a.parts_NK, evidence_b.parts_NK):
             if not (a.seed and b.seed):
                 raise DataError(f"{both}: two runs of {a.model} with the same scores on every item, not two seeds")
@@ -254,6 +261,7 @@ def _metrics(runs: Sequence[Run], chosen: Sequence[str]) -> Sequence[str]:
             for run in runs:
                 if name not in run.metrics:
                     raise DataError(f"{run.source}: no metric {name}; it has: {'; '.join(run.metrics)}")
+        # `dict.fromkeys` drops repeated names and keeps their order.
         return list(dict.fromkeys(chosen))
     if not common:
         has = ". ".join(f"{run.source}: {'; '.join(run.metrics)}" for run in runs)
@@ -276,11 +284,13 @@ def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Ev
         lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
         why = "".join(f" {run.source}: {note}." for run in runs for note in run.notes if "left out" in note)
         raise DataError(f"the files have different items ({lists}).{why} --common compares the {len(shared):,} common")
+    # The order of the first run; all others are sorted into it.
     order = [item for item in scored[0].items if item in shared]
     derived = any(scores.derived for scores in scored)
     evidence: list[Evidence] = []
     for run, scores in zip(runs, scored, strict=True):
         row_of = {item: i for i, item in enumerate(scores.items)}
+        # Row of each item in this file: files list the same items in different orders.
         rows = [row_of[item] for item in order]
         groups = [scores.clusters[i] for i in rows]
         if derived:  # each file names a cluster after one of its items: rename it after the first of the common order
@@ -288,6 +298,7 @@ def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Ev
             groups = [first_of.setdefault(cluster, item) for cluster, item in zip(groups, order, strict=True)]
         paired = Evidence(groups=groups, parts_NK=scores.parts_NK[rows], statistic=scores.statistic, items=order)
         evidence.append(paired)
+        # Every run is compared with the first one, so all of them agree with each other.
         _check_same(runs[0], run, metric, evidence[0], paired)
     return evidence, missing
 
@@ -296,12 +307,14 @@ def _check_same(a: Run, b: Run, metric: str, evidence_a: Evidence, evidence_b: E
     """Refuse two files whose common items differ in content, clusters or statistic."""
     documents = b.metrics[metric].documents
     for name, document in a.metrics[metric].documents.items():
+        # An item that only one file has is not a difference; the name "" stands for the test set as a whole.
         if documents.get(name, document) != document:
             difference = f"item {name} has other contents" if name else "another test set or another scorer"
             raise DataError(f"{b.source}: {difference} than in {a.source}")
     clusters = zip(evidence_a.items, evidence_a.groups, evidence_b.groups, strict=True)
     if differ := [item for item, cluster_a, cluster_b in clusters if cluster_a != cluster_b]:
         for run, evidence, other in ((a, evidence_a, b), (b, evidence_b, a)):
+            # Each item is its own group: this file has no clusters.
             if list(evidence.groups) == list(evidence.items):
                 raise DataError(
                     f"{run.source}: no clusters, although {other.source} has some. --cluster names a "
@@ -314,6 +327,7 @@ def _check_same(a: Run, b: Run, metric: str, evidence_a: Evidence, evidence_b: E
 
 def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: Settings) -> Iterable[str]:
     """Yield what a reader must know to believe the table."""
+    # note -> the files it holds for; a note on all of them is printed without their names.
     noted: dict[str, list[str]] = {}
     for run in itertools.chain.from_iterable(models.values()):
         for note in run.notes:
@@ -336,6 +350,7 @@ def _describe(run: Run) -> str:
 
 
 def _value(runs: Sequence[Evidence]) -> float:
+    # (N, K) -> (1, K): the statistic of the sums over all items; then the mean over runs.
     return float(np.mean([float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0]) for run in runs]))
 
 

@@ -58,6 +58,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     with archive.open(packed) as file:
         content = file.read()
     with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
+        # One byte more than declared: longer content is noticed without unpacking all of it.
         unpacked = bytes(stream.read(member.file_size + 1))
     if len(unpacked) != member.file_size:
         raise ValueError(f"{member.filename} does not have the {member.file_size:,} bytes that it declares")
@@ -74,6 +75,7 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
     others: dict[str, str] = {}  # scorer that is not compared -> its first value that is not a number
     rows: dict[str, Row] = {}
     for sample in samples:
+        # `id` comes last, so a metadata key of that name does not replace it.
         row = {**(sample.get("metadata") or {}), "id": str(sample["id"])}
         item = text(row.get(item_column))
         rows[item] = {**row, "doc_hash": _hash_of_sample(sample)}
@@ -86,6 +88,7 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
                 if number is None:
                     others.setdefault(metric, f"sample {item}: {metric} is {str(value)[:50]!r}, not a number")
                 elif not math.isnan(number):
+                    # NaN stands for an epoch that was not scored, which does not count.
                     values.setdefault(metric, {}).setdefault(item, []).append(number)
     # A scorer with any text among its values, such as an explanation, is no metric.
     values = {metric: numbers for metric, numbers in values.items() if metric not in others}
@@ -99,6 +102,7 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
     for metric, by_item in values.items():
         chosen = [rows[item] for item in by_item]
         cluster = columns.cluster or first_named(CLUSTER_NAMES, chosen)
+        # One value per sample: the mean over its epochs.
         means = [float(np.mean(epochs)) for epochs in by_item.values()]
         metrics[metric] = score_items(chosen, means, item_column, cluster)
         repeated |= any(len(epochs) > 1 for epochs in by_item.values())
@@ -137,5 +141,6 @@ def _hash_of_sample(sample: Row) -> str:
 def _inspect_number(value: Any) -> float | None:
     """Return a score's number as Inspect's `value_to_float` does; NaN: not scored, None: not a number."""
     if isinstance(value, str):
+        # C, I, P and N in upper case only; yes, no, true and false in any case.
         value = INSPECT_VALUES.get(value, INSPECT_WORDS.get(value.lower(), value))
     return math.nan if value is None else to_float(value)

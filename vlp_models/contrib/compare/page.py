@@ -22,6 +22,7 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.text import Text
 
     console = Console()
+    # Without a terminal rich assumes 80 columns, into which the table does not fit.
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 140
     confidence = f"{100 * comparison.settings.confidence:g}%"
@@ -63,6 +64,7 @@ def sizes(comparison: Comparison) -> list[str]:
     for metric, (items, clusters) in counts.items():
         name = f"{metric}: " if len(set(counts.values())) > 1 else ""
         lines.append(f"{name}{items:,} items" + (f" in {clusters:,} clusters" if clusters != items else ""))
+    # Metrics with the same numbers of items and clusters share one line.
     return list(dict.fromkeys(lines))
 
 
@@ -101,11 +103,13 @@ def write_page(comparison: Comparison, path: Path) -> None:
     """Write the page; never half of it."""
     low = min((row.low for row in comparison.rows if row.low is not None), default=0.0)
     high = max((row.high for row in comparison.rows if row.high is not None), default=0.0)
+    # The axis always includes 0, so that the side of an interval is visible.
     low, high = min(low, 0.0), max(high, 0.0)
     span = (high - low) or 1.0
 
     def x_of(value: float) -> float:
         """Return a gain's position on the page's axis of 220 pixels."""
+        # 10 pixels of margin on either side of 200 pixels.
         return round(10 + 200 * (value - low) / span, 1)
 
     template = page_environment("vlp_models.contrib.compare").get_template("page.html.j2")

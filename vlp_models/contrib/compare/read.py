@@ -70,6 +70,7 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
     if reader is None:
         raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
     try:
+        # Name the encoding as the reason, rather than a parser's error about odd characters.
         if path.suffix.lower() in TEXTS:
             with path.open("rb") as file:
                 if reason := explain_not_text(file.read(HEAD), str(path)):
@@ -84,6 +85,7 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
         raise DataError(f"{path}: not readable: {reason}") from None
     if model and len({run.model for run in runs}) > 1:
         raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
+    # The stated name first, then the file's own, then the file's name.
     named = [Run(**{**vars(run), "model": model or run.model or path.stem}) for run in runs]
     if not any(run.metrics for run in named):
         why = [note for run in named for note in run.notes if "not compared" in note or "left out" in note]
@@ -101,6 +103,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
         raise MissingToolError(f"{path}: reading it needs pyarrow: pip install pyarrow") from None
     splits = {(scores.dataset, scores.split) for scores in item_scores}
     metrics = {}
+    # One dataset and split need no prefix.
     for scores in item_scores:
         name = scores.metric if len(splits) == 1 else f"{scores.dataset} {scores.split} {scores.metric}"
         metrics[name] = Scored(
@@ -108,6 +111,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
             clusters=scores.groups,
             parts_NK=scores.parts_NK,
             statistic=scores.evidence().statistic,
+            # The name "" is the whole test set: its hash and its note must be equal in both files.
             documents={"": f"{scores.test} {scores.note}"},
         )
     model, seed = path.parent.name, ""
@@ -119,6 +123,7 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
 
 
 def _read_json(path: Path, columns: Columns) -> list[Run]:
+    # `utf-8-sig` drops the byte order mark that some programs put at the start.
     rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if isinstance(rows, dict) and isinstance(rows.get("samples"), list):
         return read_inspect(path, rows, rows["samples"], columns)
@@ -148,6 +153,7 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
                     raise ValueError(f"line {number}: not an object")
                 numbers.append(number)
                 rows.append(row)
+    # Only the samples of lmms-eval and lm-evaluation-harness have this key.
     if not rows or "doc_id" not in rows[0]:
         return read_rows(path, rows, columns, numbers)
     return _read_samples(path, rows, columns)
@@ -165,7 +171,9 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         if columns.score:
             names = [columns.score]
         elif not isinstance(names, list):
+            # Without a list of its metrics, every key that is not bookkeeping may be one.
             names = [name for name in row if name not in NOT_METRICS]
+        # A filter is a way to extract the answer: its scores are a metric of their own.
         suffix = f",{row['filter']}" if row.get("filter") not in (None, "", "none") else ""
         for name in names:
             metric, value = f"{name}{suffix}", _number_of(row.get(name))
@@ -205,6 +213,7 @@ def _drop_repeated(values: dict[str, Any], logged: Mapping[str, list[Any]]) -> l
     repeated: dict[str, list[str]] = {}
     for name, entries in logged.items():
         if all(isinstance(entry, dict) for entry in entries):
+            # Metrics that log equal dictionaries for every item are equal: keep the first.
             original = first.setdefault(json.dumps(entries, sort_keys=True), name)
             if original != name:
                 repeated.setdefault(original, []).append(name)
@@ -219,6 +228,7 @@ def _number_of(value: Any) -> float | None:
         numbers = [number for number in numbers if number is not None]
         return numbers[0] if len(numbers) == 1 else None
     try:
+        # `math.isfinite` raises OverflowError for an integer that no float can hold.
         return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
     except OverflowError:
         return None
@@ -233,12 +243,14 @@ def _flattener(rows: Sequence[Row]) -> Callable[[Row], dict[str, Any]]:
     """
     all_show = all(isinstance(row.get(MEDIA), list) and row[MEDIA] for row in rows)
     first: dict[str, str] = {}  # images -> the first document that shows them
+    # Paths of two machines differ, the first document with the same images does not.
     for row in rows if all_show else ():
         first.setdefault(json.dumps(row[MEDIA]), text(row.get("doc_id")))
     same_hash = len(rows) > 1 and len({row.get("doc_hash") for row in rows}) == 1
 
     def flatten(row: Row) -> dict[str, Any]:
         document = row.get("doc")
+        # The sample's own keys win over equal names in its document.
         flat = {**document, **row} if isinstance(document, dict) else dict(row)
         flat.pop(MEDIA, None)
         if all_show:

@@ -94,6 +94,7 @@ def score_items(rows: Sequence[Row], values: Sequence[float], item: str, cluster
     items = [text(row[item]) for row in rows]
     if len(set(items)) < len(items):
         seen: set[str] = set()
+        # `add` returns None, so the condition is true of the first name that has occurred before.
         repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{item} {repeated} occurs more than once; name a column that distinguishes rows with --item")
     blank = [name for name, row in zip(items, rows, strict=True) if cluster and not text(row.get(cluster))]
@@ -105,6 +106,7 @@ def score_items(rows: Sequence[Row], values: Sequence[float], item: str, cluster
     return Scored(
         items=items,
         clusters=[text(row[cluster]) for row in rows] if cluster else items,
+        # (N, 2): value and count of each item, whose sums over items give the mean.
         parts_NK=np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))]),
         statistic=plain_mean,
         documents={name: str(row["doc_hash"]) for name, row in zip(items, rows, strict=True) if row.get("doc_hash")},

@@ -36,6 +36,7 @@ NOT_JUDGED = -1.0  # in the tables of VLMEvalKit
 def read_csv(path: Path, columns: Columns) -> list[Run]:
     limit = csv.field_size_limit(64 << 20)  # a column may have images; the limit holds for the whole process
     try:
+        # `newline=""` leaves line ends to the csv module: a quoted cell may contain some.
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
             numbers, rows = _as_rows((lines.line_num, line) for line in lines)
@@ -64,6 +65,7 @@ def read_xlsx(path: Path, columns: Columns) -> list[Run]:
 
 def _check_cells(archive: zipfile.ZipFile) -> None:
     """Refuse a sheet with a cell so far from the first that the range between them does not fit into memory."""
+    # Parts of xlsb and ods: only the XML of xlsx is checked below, so their cells would go unchecked.
     names = {name.lower() for name in archive.namelist()}
     if "xl/workbook.bin" in names or "content.xml" in names:
         raise ValueError("a workbook of another format; save it as xlsx")
@@ -82,9 +84,11 @@ def _last_cell(sheet: bytes) -> tuple[int, int]:
     """Return the last row and the last column of a worksheet's cells with content, counted from 1."""
     row, cell, last_row, last_column = 0, (0, 0), 0, 0
 
+    # Called by the parser at every start of an element, in document order.
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal row, cell, last_row, last_column
         # A row or cell without a reference follows the previous one.
+        # Names may have a namespace prefix, such as `x:row`.
         name, reference = name.rpartition(":")[2], attributes.get("r", "")
         if name == "row":
             row = int(reference) if reference else row + 1
@@ -94,6 +98,7 @@ def _last_cell(sheet: bytes) -> tuple[int, int]:
         elif name == "c":
             letters = reference.rstrip("0123456789")
             column = 0
+            # Columns count in base 26 with A as 1: Z is 26 and AA is 27.
             for letter in letters.upper():
                 column = 26 * column + ord(letter) - 64
             cell = int(reference[len(letters) :]), column
@@ -124,6 +129,7 @@ def _as_rows(lines: Iterable[tuple[int, Sequence[Any]]]) -> tuple[list[int], lis
     for number, line in remaining:
         if len(line) > len(names):
             raise ValueError(f"line {number} has {len(line)} cells, but there are {len(names)} columns")
+        # Lines without content, frequent at the end of spreadsheets, are no rows.
         if any(cell not in ("", None) for cell in line):
             numbers.append(number)
             rows.append(dict(zip(names, line, strict=False)))
@@ -143,6 +149,7 @@ def read_rows(path: Path, rows: Sequence[Row], columns: Columns, numbers: Sequen
     lines = numbers or range(1, len(rows) + 1)
     values = [_table_score(path, row, score, line) for row, line in zip(rows, lines, strict=True)]
     negative = {value for value in values if value < 0}
+    # Only if -1 is the one negative value: otherwise it is a score like the others.
     not_judged = item == "index" and "prediction" in names and negative == {NOT_JUDGED}  # a table of VLMEvalKit
     if not_judged:
         values = [math.nan if value == NOT_JUDGED else value for value in values]
@@ -178,8 +185,10 @@ def _table_score(path: Path, row: Row, column: str, line: int) -> float:
         cell = row["eval_match"]
         matches = [float(match) for match in (ast.literal_eval(cell) if isinstance(cell, str) else cell)]
         if any(name in path.name for name in ("DocVQA", "InfoVQA")):
+            # A match is a distance from 0 to 1: the nearest reference counts, and similarities below 0.5 count as 0.
             similarity = 1 - min(matches)  # ANLS, with its threshold
             return similarity if similarity >= 0.5 else 0.0
+        # Any reference answer that matches is enough.
         if any(name in path.name for name in ("ChartQA", "OCRVQA")):
             return max(matches)
         return sum(matches) / len(matches)

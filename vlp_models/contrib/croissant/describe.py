@@ -58,10 +58,12 @@ def describe_dataset(validated: Path, *, name: str, license: str, description: s
     manifest = read_json(manifest_file)
     tables = [
         path
+        # Empty tables are left out: they describe nothing.
         for path in sorted(validated.glob("*.parquet"))
         if path.stem not in NOT_DATA and pq.read_metadata(path).num_rows
     ]
     hashes = {path.name: hash_file(path) for path in tables}
+    # Names and hashes in sorted order: equal tables give the same version.
     version = hashlib.sha256("".join(f"{digest} {file}\n" for file, digest in hashes.items()).encode()).hexdigest()
     counts = ", ".join(f"{count:,} {kind}" for kind, count in manifest["splits"].items())
     return {
@@ -95,6 +97,7 @@ def _describe_table(path: Path) -> dict[str, Any]:
         "@id": path.stem,
         "name": path.stem,
         "description": ABOUT.get(path.stem, f"Rows of the view {path.stem}."),
+        # Nested columns have no type in Croissant and are left out.
         "field": [_describe_column(path, column) for column in pq.read_schema(path) if _data_type(column.type)],
     }
 
@@ -112,6 +115,7 @@ def _describe_column(path: Path, column: pa.Field) -> dict[str, Any]:
 
 def _data_type(kind: pa.DataType) -> str:
     """Return the schema.org type of a column; empty for nested ones, which Croissant cannot extract."""
+    # A list has the type of its items; `repeated` marks it as a list.
     if pa.types.is_list(kind):
         return _data_type(kind.value_type)
     tests = {

@@ -53,7 +53,9 @@ def check_installed() -> None:
 def build(page: Page) -> gradio.Blocks:
     """Build the page."""
     gr = _gradio()
+    # All events share one limit, as they share the models, and none is listed as a public API.
     one_at_a_time = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
+    # Files older than an hour are deleted, and the check runs every hour: two hours at most.
     with gr.Blocks(title=page.title, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
         gr.Markdown(f"# {page.title}\n{NOTICE}")
         if page.warning:
@@ -122,13 +124,16 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
                 gr.Markdown(f"From {page.version_title('vqa')}. {PERCENTAGES}", elem_id="answered-by")
             note = gr.Textbox(label="The boxes on the photo", interactive=False, lines=2, elem_id="note")
             problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
+    # A new photo clears the answer to a question about the old one.
     cleared = [answers] if page.answerer else []
 
     def describe(path: str | None) -> list[Any]:
         # without a captioner, the plain photo until a question is asked
         result = page.caption(path) if path and page.captions else page.show(path)
         picture, note = (result.overlay.picture, result.overlay.note) if result.overlay else (None, "")
+        # Without a captioner `captions` is empty, and so are the texts; otherwise one per field.
         texts = [result.caption, result.beam, result.greedy][: len(captions)]
+        # In the order of the outputs that `photo.change` lists.
         return [picture, note, *texts, *(None for _ in cleared), _problem(gr, result.problem)]
 
     photo.change(describe, photo, [picture, note, *captions, *cleared, problem], **one_at_a_time)
@@ -145,6 +150,7 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
 
         def answered(path: str | None, text: str) -> list[Any]:
             result = page.answer(path, text)
+            # Without a new overlay the picture and the note stay as they are.
             overlay = [result.overlay.picture, result.overlay.note] if result.overlay else [gr.skip(), gr.skip()]
             return [*overlay, dict(result.answers) or None, _problem(gr, result.problem)]
 
@@ -213,6 +219,7 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
         except OSError as error:
             reason = str(error).partition(".")[0]
             raise ParamsError(f"vlp demo: {host} port {port}: {reason}; choose others with --host and --port") from None
+        # The server runs in a thread of its own until the block ends.
         try:
             yield address.rstrip("/")
         finally:

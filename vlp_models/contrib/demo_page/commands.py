@@ -88,6 +88,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
         for task in TASKS:
             if task not in versions:
                 missing[task] = _explain_missing(params, task)
+                # No champion because its challenger was not better than captions of similar photos: show those.
                 if task == "captioning" and (baseline := choose_neighbors(params, workspace.root)):
                     try:
                         models["neighbors"] = open_neighbors(params, workspace)

@@ -186,6 +186,7 @@ class Page:
 
     def answer(self, path: str | None, question: str) -> Result:
         """Answer a question about an uploaded photo."""
+        # Line ends and repeated spaces become one space.
         text = " ".join(question.split())
         if self.answerer is None:
             return Result(problem=self.missing.get("vqa", ""))
@@ -219,6 +220,7 @@ class Page:
             try:
                 photo = open_photo(path) if path is not None else None
             except VLPError:
+                # A file that is damaged by now counts as missing.
                 photo = None
             if photo is None:
                 not_on_disk.append(image_id)
@@ -273,6 +275,7 @@ def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
     effects = []
     for rank, number in enumerate(occlusion.most_important, start=1):
         loss = occlusion.losses[number]  # nats
+        # exp(loss) is the factor between the two probabilities: small factors are shown as a percentage.
         if loss < math.log(2):
             factor = f"{100 * (1 - math.exp(-loss)):.0f}%"
         else:
@@ -282,5 +285,6 @@ def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
 
 
 def _as_sentence(error: VLPError) -> str:
+    # The first 400 characters: a library's message may be long.
     text = str(error).strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:400]}."

@@ -46,6 +46,7 @@ class CachingExtractor:
         """Return the regions of each image."""
         if len(images) != 1:
             return self._extractor.extract(images)
+        # The pixels themselves are the key: each event opens the photo again.
         key = (images[0].size, images[0].tobytes())
         if self._last is None or self._last[0] != key:
             self._last = (key, self._extractor.extract(images)[0])
@@ -83,6 +84,7 @@ def occlude_regions(task_model: TaskModel, regions: RegionArrays, text: str, ans
         answer: the model's output: a caption, or one of its labels.
     """
     numbers = np.arange(len(regions))
+    # R + 1 subsets of rows: all regions, then all but one.
     subsets = [numbers, *(np.delete(numbers, i) for i in numbers)]
     if len(regions) < 2:  # without its only region the image would be empty
         subsets = subsets[:1]
@@ -95,6 +97,7 @@ def occlude_regions(task_model: TaskModel, regions: RegionArrays, text: str, ans
             for i, rows in enumerate(subsets[start : start + REGIONS_AT_ONCE])
         ]
         values += _log_probabilities(task_model, task_model.read(block), answer)
+    # Losses are relative to the first value, with all regions; a single region has nothing to compare with.
     losses = tuple(values[0] - value for value in values[1:]) or (0.0,) * len(regions)
     return Occlusion(log_probability=values[0], losses=losses)
 
@@ -119,6 +122,7 @@ def occlude_cells(
     corners = place_boxes(cells_N4, photo, pixel_input).round().clip(min=0).astype(int).tolist()
     sample = _text_sample(task_model, text, answer)
     whole = task_model.read([replace(sample, **prepare_images(inputs, [photo], None)[0])])
+    # (3, H, W), the image with all content replaced by the mean color.
     blank_3HW = cast(Pixels, whole.image).blanked().pixels_B3HW[0]
     values: list[float] = []
     for start in range(0, 1 + len(corners), CELLS_AT_ONCE):
@@ -128,8 +132,10 @@ def occlude_cells(
             if number:
                 left, top, right, bottom = corners[number - 1]
                 cell = (slice(None), slice(top, bottom), slice(left, right))
+                # Replace one cell of this row's copy; the other rows are not affected.
                 cast(Pixels, block.image).pixels_B3HW[row][cell] = blank_3HW[cell]
         values += _log_probabilities(task_model, block, answer)
+    # Width and height twice: (x1, y1, x2, y2) in pixels -> fractions of the photo.
     size_4 = np.array([photo.width, photo.height] * 2, np.float32)
     losses = tuple(values[0] - value for value in values[1:])
     return Occlusion(log_probability=values[0], losses=losses), cells_N4 / size_4
@@ -138,7 +144,10 @@ def occlude_cells(
 def _grid_cells(photo: Image.Image, pixel_input: PixelInput) -> NDArray[np.float32]:
     """Return the cells row by row, x1, y1, x2, y2 in pixels of the photo; cropped-off margins are in no cell. [N, 4]"""
     size, target = np.array(photo.size), np.array([pixel_input.width, pixel_input.height])
+    # With `crop` the photo fills the input and its longer side is cut: only the central part of the input's shape
+    # remains.
     visible = target / (target / size).max() if pixel_input.resize == "crop" else size
+    # Two rows of GRID + 1 edges, along x and along y, around the photo's center.
     x, y = ((size - visible)[:, None] / 2 + np.outer(visible, np.linspace(0, 1, GRID + 1))).tolist()
     cells = [(x[i], y[j], x[i + 1], y[j + 1]) for j in range(GRID) for i in range(GRID)]
     return np.array(cells, np.float32)
@@ -154,12 +163,16 @@ def _log_probabilities(task_model: TaskModel, batch: Batch, answer: str) -> list
     """Return the log-probability of `answer` for each sample: the sum over a caption's tokens, or the label's own."""
     batch = batch.to(next(task_model.parameters()).device)
     if isinstance(task_model, VQA):
+        # (B, answers) -> (B,): the probability of this answer; clamped, since the logarithm of 0 is not finite.
         answer_B = task_model.probabilities(batch)[:, task_model.labels.index(answer)]
         return [float(p) for p in answer_B.clamp(min=1e-12).log()]
+    # (B, T): the positions of a caption that have a next token.
     at_BT = batch.text.has_next_BT
+    # (M, V) logits of all M such positions, sample after sample.
     logits_MV = cast(Generates, task_model.model).generation_logits(batch.image, batch.text, at_BT)
     targets_M = batch.text.next_tokens(at_BT)
     values_M = logits_MV.float().log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
+    # Split the M values by sample and add them up: the log-probability of its caption.
     return [float(values.sum()) for values in values_M.split(at_BT.sum(1).tolist())]
 
 

@@ -52,6 +52,7 @@ def open_photo(path: str | Path) -> Image.Image:
 def scale_for_page(photo: Image.Image, longest: int = SHOWN) -> Image.Image:
     """Return a copy whose longer side is at most `longest` pixels; small photos are enlarged by whole factors."""
     if max(photo.size) <= longest:
+        # Whole factors only, so that all pixels of a small scene are enlarged alike.
         factor = longest // max(photo.size)
         return photo.resize((photo.width * factor, photo.height * factor), Image.Resampling.BICUBIC)
     copy = photo.copy()
@@ -65,6 +66,7 @@ def draw_boxes(photo: Image.Image, boxes: Sequence[Box], important: Collection[i
     draw = ImageDraw.Draw(picture)
     thick, font = max(3, max(picture.size) // 200), ImageFont.load_default(max(14, max(picture.size) // 36))
     sides = (*picture.size, *picture.size)
+    # Fractions of width and height -> pixels of the scaled picture.
     corners = [_clip([round(v * s) for v, s in zip(box, sides, strict=True)], picture.size) for box in boxes]
     for box in corners:
         draw.rectangle(box, outline=BOX_COLOR, width=1)  # plain-ok
@@ -91,6 +93,7 @@ def find_examples(workspace: Workspace, split: str, count: int = EXAMPLES) -> li
     )
     paths = [workspace.root / path for path in images["path"].to_pylist()]
     number, examples = min(count, len(paths)), []
+    # Evenly spaced over the split, so that the examples differ.
     for path in (paths[i * len(paths) // number] for i in range(number)):
         if path.suffix.lower() in FORMATS:
             with suppress(DataError):
@@ -125,6 +128,7 @@ class PhotoSearch:
             )
         self._paths = ImagePaths(workspace.validated)
         self._root = workspace.root
+        # Embeddings are compared at once; without them each photo costs a forward pass per search.
         self.photo_count = len(self.photos) if task_model.by_embeddings else min(len(self.photos), MAX_PAIRS)
         self._search = ImageSearch(task_model, self.photo_count, self.photos.__getitems__, device)
 

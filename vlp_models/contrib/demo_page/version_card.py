@@ -78,6 +78,7 @@ def describe_training_data(lineage: Record | None, run: str) -> str:
     if lineage is None:
         return "It was registered without a record of its data."
     params = lineage["params"]
+    # A run without `sources` was trained on all datasets.
     sources = params["finetune"].get(run, {}).get("sources") or params["data"]
     images = lineage["data"].get("shards", {}).get("counts", {}).get("train", {}).get("images")
     count = f"; the training split of all datasets has {images:,} images" if images else ""
@@ -94,6 +95,7 @@ def describe_history(lineage: Record | None, run: str) -> list[str]:
     params = lineage["params"]
     sentences = _describe_augmentation(params["finetune"].get(run, {}), params)
     for parent in lineage["parents"]:
+        # Other parents, such as the tokenizer, are no trainings.
         if parent["role"] != "starts from":
             continue
         start = parent["path"].removeprefix("checkpoints/")
@@ -143,6 +145,7 @@ def describe_limits(task_model: TaskModel) -> list[str]:
     elif task_model.task == "retrieval":
         sentences.append("It always returns a best photo, even if none fits the text.")
     if task_model.info.classes:
+        # Class 0 is the background.
         kinds = len(task_model.info.classes) - 1
         sentences.append(f"What computes its regions distinguishes {kinds:,} classes of objects and may miss others.")
     if task_model.info.blank_images:

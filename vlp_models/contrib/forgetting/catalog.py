@@ -78,10 +78,12 @@ class Catalog:
     def __iter__(self) -> Iterator[DatasetImage]:
         ingested, batches_seen = dataset_name(self.params), set[str]()
         for name in self.params.data:
+            # Batches that `prepare` has read: they must not be listed again below.
             for image in read_prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):
                 if image.source == ingested:
                     batches_seen.add(image.image_id.removeprefix(f"{ingested}/").partition("/")[0])
                 yield image
+        # Batches ingested after the last `prepare`.
         for batch in batch_folders(self.workspace.root / self.params.ingest.dataset):
             if batch.name not in batches_seen:
                 yield from _of_batch(batch, ingested, self.workspace)
@@ -96,6 +98,7 @@ def read_prepared(directory: Path) -> Iterator[DatasetImage]:
     fingerprints, images = directory / FINGERPRINTS, directory / "images.parquet"
     columns = ["image_id", "source", "split", "path", "sha256"]
     try:
+        # Both files have one row per image in the same order; `strict` fails if one of them is longer.
         for row, fingerprint in zip(_rows(images, columns), _rows(fingerprints, None), strict=True):
             if row["image_id"] != fingerprint["image_id"]:
                 raise ValueError(f"{fingerprint['image_id']} where {row['image_id']} is expected")
@@ -142,9 +145,11 @@ def resolve_queries(
     name_of: dict[str, str] = {}  # id or path -> the name on the command line
     for name in names:
         name_of[name] = name
+        # A path is also looked up relative to the project's root, as the datasets store it.
         name_of[workspace.relative(Path(name))] = name
     listed: dict[str, DatasetImage] = {}
     for image in images:
+        # Ids and paths share one dictionary: a name is either of them.
         for key in (image.image_id, image.path):
             if key in name_of:
                 listed[name_of[key]] = image
@@ -203,8 +208,10 @@ def find_copies(
                 name, how = by_pixels[image.pixels].name, "pixel for pixel"
             else:
                 continue
+            # The name on the command line was the id or path of this very image.
             how = "as named" if name in (image.image_id, image.path) else how
             copies[image.image_id] = ImageCopy(image=image, of=name, how=how)
+        # `setdefault`: an exact match is the better explanation and stays.
         for match in () if exact else index.search(fingerprints):
             image, name = batch[match.query], queries[match.indexed].name
             copies.setdefault(image.image_id, ImageCopy(image=image, of=name, how=describe_match(match)))

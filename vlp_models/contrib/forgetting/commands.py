@@ -44,6 +44,7 @@ def forget(
     if not (dry_run or yes or sys.stdin.isatty()):
         raise ParamsError("vlp forget: not a terminal: pass --dry-run or --yes")
     params, workspace = load_params(), Workspace()
+    # A dry run writes nothing, so it need not wait for a running pipeline.
     with nullcontext() if dry_run else run_lock(workspace, "forget"):
         with announced("searching data and models for the images"):
             report = find_exposure(params, workspace, images, exact=exact)

@@ -67,7 +67,9 @@ class DataVersions:
             if (self.workspace.shards / "manifest.json").exists():
                 table = self.workspace.validated / "images.parquet"
                 count, equal = self._find_equal(table)
+                # Complete: the table has rows, the catalog has all of them, and the shards were made from this table.
                 complete = count > 0 and self._in_catalog(table) and _shards_are_current(self.workspace)
+                # Equal bytes in the table, copies found by fingerprints, and ids that were withdrawn earlier.
                 images = equal | self._ids()
                 version = DataVersion(shards=self.workspace.shards, images=images, complete=complete)
             self._cache[key] = version
@@ -82,6 +84,7 @@ class DataVersions:
         hashes = {name: inputs[name] for name in trained_on_inputs(inputs)}
         key = frozenset(hashes.items())
         if hashes and key not in self._cache:
+            # No file that the checkpoint read has changed: its data is the one in the workspace.
             here = not find_changed_data(self.workspace, hashes)
             self._cache[key] = self.here() if here else next(self._earlier(hashes), None)
         return self._cache[key] if hashes else None
@@ -94,14 +97,18 @@ class DataVersions:
 
     def _earlier(self, hashes: Mapping[str, str]) -> Iterator[DataVersion]:
         seen = set()
+        # Lineages of registered versions first, then commits from the latest back.
         for outs in (*self.recorded, *_committed(self.workspace.root)):
             md5 = outs.get("data/shards", "")
+            # The same output may be recorded many times: read it once.
             files = _cached(self.workspace.root, md5) if md5 not in seen else {}
             seen.add(md5)
             if not files:
                 continue
+            # Hashes of samples are an output of their own, which the provenance names with its folder.
             contents = _cached(self.workspace.root, outs.get(CONTENTS, ""))
             files_read = files | {f"{CONTENTS}/{name}": path for name, path in contents.items()}
+            # All hashes match, so this is the version that the checkpoint was trained on.
             if all(name in files_read and hash_file(files_read[name]) == sha256 for name, sha256 in hashes.items()):
                 yield self._read(md5, files, outs)
 
@@ -119,6 +126,7 @@ class DataVersions:
             files = _cached(self.workspace.root, outs[out])
             if not files.keys() >= set(needed):
                 complete = False
+                # Without these files only byte-equal copies can be found.
                 continue
             folder = _linked(links / f"{md5}-{Path(out).name}", files, needed)
             try:
@@ -143,6 +151,7 @@ class DataVersions:
         schema = pa.schema([(name, pa.string()) for name in IDENTITY])
         catalog = iter(self.catalog)
         # At most BATCH_ROWS images are in memory at a time.
+        # `iter` with a sentinel: pieces until the first empty one.
         pieces = iter(lambda: list(islice(catalog, BATCH_ROWS)), [])
         cataloged = (
             pa.table({name: [getattr(image, name) for image in piece] for name in IDENTITY}, schema=schema)
@@ -152,12 +161,14 @@ class DataVersions:
             database.load("images", read_batches([table], BATCH_ROWS, IDENTITY), schema)
             database.load("cataloged", cataloged, schema)
             same = "i.image_id = c.image_id AND i.sha256 IS NOT DISTINCT FROM c.sha256"
+            # Rows of the table that no image of the catalog matches; NULL hashes count as equal.
             return database.value(f"SELECT count(*) FROM images i ANTI JOIN cataloged c ON {same}") == 0
 
     def _ids(self) -> frozenset[str]:
         """Return the ids found here, and those withdrawn earlier that may still be in shards or models."""
         withdrawn = read_withdrawn(self.workspace.withdrawn, self.rules).images
         queries = {digest for query in self.queries for digest in (query.sha256, query.pixels)}
+        # An entry names the same image if its bytes or its pixels are equal.
         earlier = {name for entry in withdrawn if {entry.sha256, entry.pixels} & queries for name in entry.images}
         return frozenset(earlier | {copy.image.image_id for copy in self.copies})
 
@@ -167,11 +178,13 @@ def _shards_are_current(workspace: Workspace) -> bool:
     stages = read_stages(workspace.root / LOCK_FILE) or {}
     written = {out["path"]: out.get("md5") for out in stages.get("validate", {}).get("outs", [])}
     read = {dep["path"]: dep.get("md5") for dep in stages.get("shards", {}).get("deps", [])}
+    # Without a dvc.lock both are None, which are equal.
     return read.get("data/validated") == written.get("data/validated")
 
 
 def _committed(root: Path) -> Iterator[Mapping[str, str]]:
     """Yield outputs and md5s of the dvc.lock in earlier commits, latest first."""
+    # Only commits that changed dvc.lock, at most `COMMITS` of them.
     commits = run_git(root, "rev-list", f"--max-count={COMMITS}", "HEAD", "--", "dvc.lock") or b""
     for commit in commits.decode().split():
         lock_file = run_git(root, "show", f"{commit}:./dvc.lock") or b""
@@ -185,10 +198,13 @@ def _cached(root: Path, md5: str) -> dict[str, Path]:
     """Return the files of an output in DVC's cache by their relative path; empty if the output is not cached."""
     cache = dvc_files(root)
     try:
+        # DVC stores a folder as a JSON list of files under an md5 that ends with `.dir`; files are in XX/REST of
+        # their md5.
         entries = json.loads((cache / md5[:2] / md5[2:]).read_text(encoding="utf-8")) if md5.endswith(".dir") else []
         files = {entry["relpath"]: cache / entry["md5"][:2] / entry["md5"][2:] for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    # Files that `dvc gc` removed, or that were never fetched, are missing from the cache.
     return {name: path for name, path in files.items() if path.exists()}
 
 

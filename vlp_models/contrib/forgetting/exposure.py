@@ -66,12 +66,14 @@ class CheckpointExposures:
         names = [name for name in (DETECTOR, TOKENIZER) if (self.workspace.root / name / "manifest.json").exists()]
         for kind in ("initial", "pretrain", "finetune"):
             for path in sorted((self.workspace.root / "checkpoints" / kind).glob("*/config.json")):
+                # A name with a dot is a temporary folder of a writer.
                 if not path.parent.name.startswith("."):
                     names.append(f"{kind}/{path.parent.name}")
         return [self.of(name) for name in names]
 
     def of(self, name: str) -> Exposure:
         """Return the exposure of `pretrain/RUN`, ..., `data/detector` or `data/tokenizer`."""
+        # Runs share inputs: each is determined once, errors included.
         if name not in self._cache:
             try:
                 if name == DETECTOR:
@@ -93,6 +95,7 @@ class CheckpointExposures:
         if warmup := provenance.get("vision_warmup"):
             from vlp_models.pipeline.initial_weights import first_warmup_step, hash_boxes
 
+            # With other boxes the order of its warm-up cannot be replayed.
             if warmup["boxes"] != hash_boxes(self.workspace):
                 return Exposure(name=name, state="unknown", how="its vision warm-up used other boxes than those here")
             if step := first_warmup_step(warmup, self.workspace, self._images_here()):
@@ -115,11 +118,13 @@ class CheckpointExposures:
         training = TrainingRun.from_settings(run, settings)
         start = self.workspace.checkpoint(training.start)
         input_exposure = [self._regions(detector_id)] if detector_id else []
+        # The start's content must be that of training time, or its own exposure proves nothing.
         start_is_same = start.exists() and hash_path(start) == inputs.get("start")
         tokenizer_is_same = hash_path(self.workspace.tokenizer) == inputs.get("tokenizer")
         for name, same in ((training.start, start_is_same), (TOKENIZER, tokenizer_is_same)):
             gone = Exposure(name=name, state="unknown", how="this input is no longer available")
             input_exposure.append(self.of(name) if same else gone)
+        # Generated captions were written by another model, whose exposure they pass on.
         if training.captioner:
             captions = self.workspace.augmented(training.captioner)
             if not captions.exists() or hash_path(captions) != inputs.get("augment"):
@@ -137,6 +142,7 @@ class CheckpointExposures:
             how = f"it was trained on a version of data/shards that is neither here nor in DVC's cache; {PULL}"
             return Exposure(name=name, state="unknown", how=how)
         streamed = provenance.get("stream")  # set if the shards were streamed
+        # Only what decides the order is recorded; the address is a placeholder that turns streaming on.
         stream = StreamParams(**({"address": "then", **streamed} if streamed else {}))
         augmented = self.workspace.augmented(training.captioner) if training.captioner else None
         first = training.find_first_exposure(
@@ -147,9 +153,11 @@ class CheckpointExposures:
             if training.rewards_use_all_captions:
                 how += "; its captions are used by the reward from the first update"
             return Exposure(name=name, state="exposed", how=how, first=first)
+        # Not exposed by what was found, but changed copies could not be searched.
         if not data.complete:
             how = f"no byte-equal copy was there; finding changed copies needs the fingerprints of that version; {PULL}"
             return Exposure(name=name, state="unknown", how=how)
+        # A snapshot was chosen by its validation score, so the validation images shaped the weights, too.
         p = training.params
         if p.snapshots.keep and validates_on(data.shards, training.view, p.sources, training.captioned, data.images):
             return Exposure(name=name, state="exposed", how="its weights were chosen by validation on it")
@@ -161,6 +169,7 @@ class CheckpointExposures:
         manifest = read_json(file) if file.exists() else {}
         if manifest.get("detector_id") != detector_id:
             return Exposure(name=DETECTOR, state="unknown", how="the detector of its regions is no longer available")
+        # Regions of other sources, such as imported files, come from no detector trained here.
         if manifest["params"]["source"] in ("detector", "timm"):
             return self.of(DETECTOR)
         return Exposure(name="data/features", state="clean", how="made without a detector trained here")
@@ -171,6 +180,7 @@ class CheckpointExposures:
             return Exposure(name=name, state="clean", how="not trained here")
         p = build(DetectorParams, manifest["params"], where="detector", file="data/detector/manifest.json")
         boxed = self.workspace.validated / "boxed.parquet"
+        # None: dvc.lock records no such run, so nothing contradicts the boxes of the workspace.
         if recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, md5_of(boxed)):
             return Exposure(name=name, state="unknown", how="trained on other boxes than those here")
         step = first_step_with(p, self.workspace, self._images_here())
@@ -183,6 +193,7 @@ class CheckpointExposures:
         p = build(TokenizerParams, manifest["params"], where="tokenizer", file="data/tokenizer/manifest.json")
         p = replace(p, sources=self.params.tokenizer.sources)  # the manifest does not store them
         stages = ("tokenizer", "validate")
+        # The md5 of the texts that the tokenizer was built from, and of those that `validate` last wrote.
         then, now = (recorded_md5(self.workspace.root, stage, "data/validated") for stage in stages)
         if then != now:
             return Exposure(name=TOKENIZER, state="unknown", how="built from other texts than those here")
@@ -204,10 +215,12 @@ def worst(name: str, parts: list[Exposure]) -> Exposure:
     run = parts[0]
     if run.state == "exposed":
         return replace(run, name=name)
+    # An input that was exposed matters more than one that is unknown.
     for part in parts[1:]:
         if part.state in ("exposed", "inherited"):
             how = part.how if part.name == name else f"{part.name}: {part.how}"
             return Exposure(name=name, state="inherited", how=how)
+    # Everything that is left is clean or unknown: one unknown part makes the whole unknown.
     for part in parts:
         if part.state == "unknown":
             how = part.how if part is run or part.name == name else f"{part.name}: {part.how}"
@@ -224,12 +237,14 @@ class Leftover:
     step: int
 
 
+# step-00000012.ckpt and snapshot-00000012.safetensors, with the update in eight digits.
 _STATE = re.compile(r"(?:step|snapshot)-(\d{8})\.(?:ckpt|safetensors)")
 
 
 def leftovers(workspace: Workspace) -> Iterator[Leftover]:
     """Yield the resume states of interrupted trainings under .work."""
     for path in sorted((workspace.root / ".work").glob("*/*/*")):
+        # Folders are called pretrain-NAME and finetune-NAME.
         kind, _, name = path.parents[1].name.partition("-")
         if kind in ("pretrain", "finetune") and (match := _STATE.fullmatch(path.name)):
             yield Leftover(path=path, run=f"{kind}/{name}", step=int(match[1]))

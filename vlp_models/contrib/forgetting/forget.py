@@ -80,6 +80,7 @@ def find_exposure(params: Params, workspace: Workspace, names: Sequence[str], *,
     copies = find_copies(queries, catalog, rules, exact=exact)
     with mlflow_errors(params):
         client = None
+        # Do not create an empty registry by connecting to it.
         if params.tracking.uri and database_exists(tracking_uri(params.tracking, workspace.root)):
             client = connect(params.tracking, workspace.root)
         lineages = read_lineages(client, params) if client is not None else {}
@@ -162,6 +163,7 @@ def _record_withdrawal(ledger: Ledger, report: ForgetReport, by: str) -> None:
         if not version.exposure.clean:
             entry = {"version": version.version, "aliases": list(version.aliases), "content": version.content}
             affected.setdefault(version.model, []).append({**entry, "state": version.exposure.state})
+    # The lock covers reading and appending: two commands at once would record an image twice.
     with ledger.locked():
         recorded = {sha256 for line in ledger.entries() for sha256 in line.get("images", [])}
         if new := [sha256 for sha256 in report.images if sha256 not in recorded]:

@@ -73,6 +73,7 @@ def find_registered(
     registered = []
     for task, version, aliases in _all_versions(client, params):
         name = f"{version.name} version {version.version}"
+        # The tag starts with the 64 hexadecimal digits of the checkpoint's hash.
         checkpoint = checkpoint_of.get(version.tags.get("weights", "")[:64])
         if checkpoint:
             exposure = checkpoints.of(checkpoint)
@@ -80,6 +81,7 @@ def find_registered(
         else:
             lineage = lineages.get((version.name, int(version.version)))
             exposure = _by_lineage(name, version, lineage, checkpoints, data)
+        # Even a version that was not trained on an image may store its captions.
         if exposure.state in ("clean", "unknown"):
             try:
                 if stores_captions_of(version, images):
@@ -109,6 +111,7 @@ def _all_versions(client: MlflowClient, params: Params) -> Iterator[tuple[str, M
         name = model_name(params.tracking, task)
         model = find_model(client, name)
         if model is not None:
+            # Version numbers are text: 10 must come after 9.
             for version in sorted(client.search_model_versions(f"name='{name}'"), key=lambda v: -int(v.version)):
                 aliases = [alias for alias, number in model.aliases.items() if int(number) == int(version.version)]
                 yield task, version, tuple(sorted(aliases))
@@ -193,11 +196,13 @@ def _parent(parent: Mapping[str, Any], data: DataVersion | None, checkpoints: Ch
     file = checkpoints.workspace.root / parent["path"]
     if parent["role"] in ("imported weights", "text weights", "image weights"):
         return Exposure(name=name, state="clean", how="trained elsewhere")
+    # The parent still exists with the same content: use its own exposure.
     if file.exists() and parent.get("sha256") == hash_path(file):
         return checkpoints.of(name if parent["path"] not in (DETECTOR, TOKENIZER) else parent["path"])
     if parent["role"] == "starts from" and name.startswith("initial/") and not parent.get("vision_warmup"):
         return Exposure(name=name, state="clean", how="not trained yet")
     if parent["role"] == "starts from" and "params" in parent:
+        # A parent may have been trained on other data than its child.
         if trained_on_inputs(parent.get("inputs", {})):
             data = checkpoints.data.of(parent["inputs"])
         return _run_exposure(name, parent, data, checkpoints)

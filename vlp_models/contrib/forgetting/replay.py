@@ -95,12 +95,14 @@ class TrainingRun:
         Raises:
             DataError: the index is damaged, or the generated captions are missing.
         """
+        # A view without images, such as texts, uses none.
         if not VIEWS[self.view].has_image:
             return None
         p = self.params
         samples: ShardDataset | AugmentedDataset = ShardDataset(
             shards, "train", self.view, p.sources, regions=regions, pixels=not regions, captioned=self.captioned
         )
+        # A streamed run shuffles blocks of the packed shards, whose layout decides the order.
         if stream.address:
             samples.layout = Layout.of(samples.image_spans, stream.block_mb << 20)  # type: ignore[misc, union-attr]
         if self.captioner:
@@ -110,6 +112,7 @@ class TrainingRun:
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
         order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
         updates = Updates(count=p.max_steps or 0, accumulate=p.accumulate, repeats=self.repeats)
+        # Without `max_steps` the length of the order decides: epochs times updates per epoch.
         if not p.max_steps:
             updates = replace(updates, count=updates.per_epoch(order.steps) * p.max_epochs)
         return find_first_exposure(samples, image_ids, order, updates)
@@ -154,10 +157,12 @@ def find_first_exposure(
     samples: ShardDataset | AugmentedDataset, image_ids: Set[str], order: EpochOrder, updates: Updates
 ) -> FirstExposure | None:
     """Return the first update that uses one of these images; None: no update does."""
+    # Row numbers of the samples that show one of the images.
     numbers = samples.find_samples(image_ids)
     per_epoch = updates.per_epoch(order.steps)
     if not len(numbers) or not per_epoch:
         return None
+    # Only the epochs that the run reached.
     for epoch in range(math.ceil(updates.count / per_epoch)):
         for batch_number, batch in enumerate(order.batches(epoch)):
             # The first update of the epoch that uses the batch, and its number in the whole training; from 0.

@@ -45,6 +45,7 @@ def _champion_lines(report: ForgetReport) -> Iterator[str]:
         certain = champion.exposure.state in ("exposed", "inherited")
         verb = "was trained on it" if certain else "may have been trained on it"
         yield f"CHAMPION    {champion.model} version {champion.version} {verb}, and is still served"
+        # Rolling back helps only if the previous champion is clean.
         previous = [v for v in report.versions if v.model == champion.model and PREVIOUS in v.aliases]
         if previous and previous[0].exposure.clean:
             number = previous[0].version
@@ -65,6 +66,7 @@ def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
         if exposure.name in (DETECTOR, TOKENIZER):
             yield f"  {exposure.name}"
         elif exposure.name in runs:
+            # The nearest checkpoint of the chain that is clean; without one, train from the start.
             starts = (start for start in params.chain(exposure.name)[1:] if report.exposures.of(start).clean)
             yield f"  {exposure.name}, from {next(starts, 'the start')}"
         else:

@@ -82,6 +82,7 @@ def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
     with scratch_directory(work / "int8") as folder:
         copy = folder / "artifacts" / "bundle"
         shutil.copytree(bundle, copy, copy_function=link_or_copy)
+        # Next to `artifacts` the code that serves a version may be kept: the copy needs it as well.
         if (bundle.parents[1] / CODE).is_dir():
             (folder / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
         checkpoint = copy / CHECKPOINT
@@ -109,6 +110,7 @@ def compare_bundles(
     """
     rule = gate_rule(params, read_bundle_info(bundle).task or "")
     spec = MetricSpec(metric=rule.metric, split=params.promotion.split)
+    # Evaluate on the gate's split only.
     params = replace(params, evaluate=replace(params.evaluate, splits=[params.promotion.split]))
     measured = []
     for folder, weights in ((bundle, "float32"), (int8, "8 bits")):
@@ -119,6 +121,7 @@ def compare_bundles(
             raise DataError(f"weights of 8 bits cannot be tested: {measurement}")
         measured.append(measurement)
     before, after = measured
+    # Both evaluations have the same items: the interval is of their paired differences.
     ends = interval(paired(after.evidence, before.evidence), resamples=params.evaluate.bootstrap, seed=0)
     if ends is None:
         raise DataError(

@@ -34,6 +34,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
+        # Buffers, not parameters: integers have no gradient, and the checkpoint keeps both.
         self.register_buffer("weight", torch.zeros(outputs, inputs, dtype=torch.int8))
         self.register_buffer("weight_scale", torch.ones(outputs))
         self.bias = nn.Parameter(torch.zeros(outputs), requires_grad=False) if bias else None
@@ -45,8 +46,10 @@ class Int8Linear(nn.Module):
         """[..., I] -> [..., O], or the selected outputs."""
         part = rows or slice(None)
         weight, scale = self.weight[part], self.weight_scale[part]
+        # (..., I) -> (R, I): all leading dimensions become rows.
         x_RI = x.flatten(0, -2)
         if len(x_RI) <= FEW_ROWS and x.device.type == "cpu":
+            # The kernel takes bfloat16 activations and multiplies by the scales itself.
             y_RO = torch._weight_int8pack_mm(x_RI.bfloat16(), weight, scale.bfloat16()).to(x.dtype)
         else:
             y_RO = F.linear(x_RI, weight.to(x.dtype)) * scale.to(x.dtype)
@@ -56,6 +59,7 @@ class Int8Linear(nn.Module):
 
 def quantize(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Return the int8 weights [O, I] and the scales float32 [O] whose product is closest to `weight_OI`."""
+    # (O,): the largest weight of each output becomes 127; the clamp avoids a division by 0 in a row of zeros.
     scale_O = (weight_OI.float().abs().amax(dim=1) / 127).clamp_min(1e-12)
     return (weight_OI / scale_O[:, None]).round().to(torch.int8), scale_O
 
@@ -79,6 +83,7 @@ def use_int8_layers(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """
     for key in [key for key in weights if key.endswith(SCALE)]:
         name = key.removesuffix(SCALE)
+        # `a.b.c` -> parent `a.b`, child `c`: replace the layer in its parent.
         parent, _, child = name.rpartition(".")
         try:
             layer = module.get_submodule(name)

@@ -49,6 +49,7 @@ class TrainJob:
         self._polled, self._logged = 0.0, ""
 
     def end(self) -> str | None:
+        # `_follow` calls this twice a second; the API server is asked less often.
         if time.monotonic() < self._polled + POLL_EVERY:
             return None
         self._polled = time.monotonic()
@@ -66,6 +67,7 @@ class TrainJob:
 
     def clean_up(self) -> None:
         """Delete a complete TrainJob with its pods, which Kubernetes keeps; a failed one stays to be examined."""
+        # `_logged` is the last state that was read.
         if self._logged == COMPLETE:
             self.cancel()
 
@@ -87,11 +89,13 @@ def start(launch: Launch, params: Params) -> TrainJob:
     for key in ("image", "volume"):
         if not getattr(p, key):
             raise LaunchError(f"params.yaml: `trainer.launcher: kubeflow` needs `launchers.kubeflow.{key}`")
+    # The SDK logs every step of its own.
     logging.getLogger("kubeflow").setLevel(logging.ERROR)
     job = f"vlp-{launch.stage}-{launch.id}"
     mount = {"name": "project", "mountPath": launch.root, **({"subPath": p.sub_path} if p.sub_path else {})}
     shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # of NCCL; the default is 64 MB
     env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in p.env.items()]
+    # SECRET or SECRET/KEY of Kubernetes; the default key is the variable's name.
     for name, secret in p.secrets.items():
         of, _, key = secret.partition("/")
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": of, "key": key or name}}})

@@ -126,6 +126,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
     try:
         engine = importlib.import_module(f"vlp_models.contrib.launchers.{ENGINES[kind]}")
     except ModuleNotFoundError as error:
+        # Another missing module is a bug, not a missing extra.
         if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
             raise
         raise MissingToolError(
@@ -163,12 +164,14 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
 def _follow(job: Job, launch: Launch) -> str:
     """Copy the nodes' output to stderr until the job has ended; return how it ended."""
     output = _Output(launch)
+    # When the outcome was first read; infinite before that.
     over = math.inf
     try:
         while (ended := job.end()) is None:
             output.copy()
             # A training that has an outcome is over; the engine gets some time to notice.
             outcome = read_outcome(launch.folder)
+            # A stopped training may be requeued by the engine, and then goes on.
             final = outcome is not None and outcome["code"] not in STOPPED
             over = min(over, time.monotonic()) if final else math.inf
             if time.monotonic() > over + REPORT_SECONDS:  # the engine does not respond, or has not noticed
@@ -248,6 +251,7 @@ class _Output:
                 with path.open("rb") as file:
                     file.seek(start)
                     data = file.read()
+                # A last line without an end is read again by the next call, once it is complete.
                 data = data[: data.rfind(b"\n") + 1]  # whole lines
                 self._copied[path] = start + len(data)
                 for line in data.decode("utf-8", "replace").splitlines():
@@ -272,11 +276,13 @@ def read_outcome(folder: Path) -> dict[str, Any] | None:
     try:
         outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        # A file that is being written is not valid JSON yet, and counts as missing.
         return None
     return outcome
 
 
 def write_outcome(folder: Path, host: str, code: int, message: str = "") -> None:
     """Write how the training ended, unless a process has written it before: the first reason is the cause."""
+    # Mode `x` fails if the file exists: of all processes of all nodes, exactly one writes it.
     with contextlib.suppress(FileExistsError), (folder / OUTCOME).open("x", encoding="utf-8") as file:
         json.dump({"host": host, "code": code, "message": message}, file)

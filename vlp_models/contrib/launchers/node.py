@@ -61,11 +61,13 @@ def run_node(folder: Path, index: int, endpoint: str = "", stop_requested: Calla
 def _run_agent(launch: Launch, index: int, endpoint: str, stop_requested: Callable[[], bool]) -> int:
     """Run torchrun to its end; return its exit code."""
     folder = launch.folder
+    # Only node 0 removes it, so that it is removed once.
     outcome = read_outcome(folder) if index == 0 else None
     if outcome is not None and outcome["code"] in STOPPED:  # of an attempt that the engine has started again
         (folder / OUTCOME).unlink()
     log = folder / f"node-{index}-{socket.gethostname()}.log"
     with _signs_of_life(log.with_suffix(".alive")), log.open("ab") as output:
+        # Read before the fork: afterwards the child would read its own.
         own_pid = os.getpid()
         torchrun = [sys.executable, "-m", "torch.distributed.run", *_rendezvous(launch, index, endpoint)]
         agent = subprocess.Popen(
@@ -102,6 +104,7 @@ def _kill(agent: subprocess.Popen[bytes]) -> None:
     import psutil
 
     with contextlib.suppress(psutil.Error):
+        # Listed first: once torchrun has ended, its processes have another parent.
         for process in psutil.Process(agent.pid).children(recursive=True):
             process.kill()
     agent.kill()
@@ -132,6 +135,7 @@ def _check(launch: Launch) -> None:
 def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
     options = ["--standalone", "--local-addr=127.0.0.1"]  # a container's host name may not resolve
     if launch.nodes > 1:
+        # Node 0 holds the store, at the endpoint where all nodes meet.
         conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
         options = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         options += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
@@ -140,7 +144,9 @@ def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
 
 def _environment(launch: Launch) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(MISLEADING)}
+    # The processes of a node share its cores.
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // launch.devices)))
+    # The folder above the package, so that the processes import the code that runs here.
     env["PYTHONPATH"] = f"{Path(__file__).parents[3]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     # Else the processes that torchrun starts again find the addresses of the lost ones in the store, and gloo waits.
     return env | {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -168,6 +174,7 @@ def _signs_of_life(path: Path) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m vlp_models.contrib.launchers.node", description=__doc__)
     parser.add_argument("folder", type=Path)
+    # Set by Kubeflow's torch runtime in every pod.
     parser.add_argument("--index", type=int, default=int(os.environ.get("PET_NODE_RANK", "0")))
     master = (os.environ.get("PET_MASTER_ADDR", ""), os.environ.get("PET_MASTER_PORT", ""))
     parser.add_argument("--endpoint", default=":".join(master) if all(master) else "")

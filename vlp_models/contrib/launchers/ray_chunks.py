@@ -91,10 +91,13 @@ class RayMapper:
             nodes = _Nodes(ray, self._address, self._cpus, self._gpus)
             nodes.require()
             options: dict[str, Any] = {"num_cpus": self._cpus, "num_gpus": self._gpus, "max_retries": MAX_RETRIES}
+            # A worker needs the same instructions as this process, before it imports NumPy.
             if is_portable():
                 options["runtime_env"] = {"env_vars": VARIABLES}
             task = ray.remote(**options)(worker_task())
+            # Stored once in the cluster's object store; each task gets a reference.
             shared = ray.put(pickle.dumps(with_plugins(function)))
+            # A generator: an item is pickled and submitted only when `_results` asks for it.
             submitted = ((n, task.remote(setup, shared, n, pickle.dumps(item))) for n, item in enumerate(items))
             try:
                 yield from self._results(ray, submitted, nodes, Path(setup["folder"]))
@@ -128,6 +131,7 @@ class RayMapper:
                 while ordered and ordered[0][1] not in unfinished:
                     yield self._result(ray, *ordered.popleft(), marks)
         finally:
+            # The consumer has stopped or failed: nobody waits for these chunks.
             for reference in unfinished:
                 with suppress(Exception):  # the cluster may be gone
                     ray.cancel(reference, force=True)
@@ -198,6 +202,7 @@ class _Nodes:
         for node in self._ray.nodes():
             if node["Alive"]:
                 cpus, gpus = node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)
+                # As many workers as CPUs and GPUs both allow; without GPUs only the CPUs count.
                 slots += min(cpus // self._cpus, gpus // self._gpus if self._gpus else float("inf"))
         return int(slots)
 
@@ -249,6 +254,7 @@ def connected(address: str) -> Iterator[Any]:
 def _check_answers(address: str) -> None:
     """Check that a Ray server answers, which Ray itself tries for minutes."""
     name = f"params.yaml: `cluster.address: {address}`"
+    # The last colon separates the port: an IPv6 address has several.
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and "/" not in host and port.isdecimal() and int(port) < 1 << 16):
         raise ParamsError(f"{name}: expected auto, HOST:PORT or ray://HOST:PORT, e.g. ray://head:10001")
@@ -264,6 +270,7 @@ def _check_answers(address: str) -> None:
         import grpc
     except ImportError:  # an extra of Ray, which ray:// needs
         return
+    # The probe below has no certificates, so it would fail.
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
     with grpc.insecure_channel(f"{host}:{port}") as channel:
@@ -307,6 +314,7 @@ def worker_task() -> Callable[[dict[str, Any], bytes, int, bytes], tuple[str, An
         import importlib.util
         import platform
 
+        # Only the standard library so far: this function must be able to explain a missing package.
         node = platform.node()
         try:
             import ray
@@ -334,6 +342,7 @@ def run_in_worker(node: str, setup: dict[str, Any], function: bytes, number: int
 
     `function` and `item` are pickled by the stage and sent by Ray, which itself runs any code that a client sends.
     """
+    # Serialized, since the cache needs a hashable argument.
     problem = _check_worker(json.dumps(setup))
     if problem:
         return "refused", f"node {node} {problem}"
@@ -350,6 +359,7 @@ def run_in_worker(node: str, setup: dict[str, Any], function: bytes, number: int
 
 @functools.lru_cache(maxsize=1)
 def _load(function: bytes) -> Callable[[Any], Any]:
+    # Cached by the bytes: each process unpickles the function once, not once per chunk.
     loaded: Callable[[Any], Any] = pickle.loads(function)
     return loaded
 
@@ -362,6 +372,7 @@ def _check_worker(setup: str) -> str:
         return difference
     token = Path(expected["folder"]) / "token"
     try:
+        # The token proves that this is the same folder, not just one of the same name.
         shared = token.read_text(encoding="utf-8") == expected["token"]
     except OSError:
         shared = False
@@ -384,6 +395,7 @@ def _with_node(error: Exception, node: str) -> Exception:
     elif not isinstance(error, VLPError):
         error.add_note(f"on node {node}:\n{''.join(traceback.format_exception(error))}")
     try:
+        # An error that cannot be unpickled would hide its own message on the driver.
         pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{error!r}, on node {node}:\n{''.join(traceback.format_exception(error))}")

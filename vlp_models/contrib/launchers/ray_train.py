@@ -27,12 +27,14 @@ def _train_on_node(config: dict[str, str]) -> None:
     folder, index = Path(config["folder"]), get_context().get_world_rank()  # plain-ok
     endpoint = ""
     if index == 0:
+        # The system picks a free port, which torchrun binds after this socket has closed.
         with socket.socket() as free:
             free.bind(("", 0))
             endpoint = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
     # All nodes meet at the address of the first.
     endpoint = broadcast_from_rank_zero(endpoint)
     code = run_node(folder, index, endpoint)
+    # An outcome explains the exit; without one, Ray Train restarts the workers.
     if code and not (folder / OUTCOME).exists():
         raise RuntimeError(f"{socket.gethostname()}: torchrun exited with {code}")
 
@@ -76,6 +78,7 @@ def start(launch: Launch, params: Params) -> RayRun:
     connection = ExitStack()
     connection.enter_context(connected(address))
     cpus = params.launchers.ray.cpus_per_node
+    # Each node is one Ray worker that reserves all GPUs of its processes.
     need = {"CPU": float(cpus), **({"GPU": float(launch.devices)} if launch.gpu else {})}
     have = ray.cluster_resources()
     for name, amount in need.items():

@@ -39,6 +39,7 @@ class Node:
     def __call__(self) -> int:
         if Launch.read(Path(self.folder)).id != self.launch_id:  # this job was requeued meanwhile
             raise RuntimeError("a newer launch of this training has replaced this job")
+        # submitit derives the address of the first node, the same on all of them.
         where, index = TorchDistributedEnvironment(), submitit.JobEnvironment().global_rank
         code = run_node(Path(self.folder), index, f"{where.master_addr}:{where.master_port}")
         if code:
@@ -52,12 +53,14 @@ class Node:
             None if there is nothing to requeue: the training has ended, or the user stops it.
         """
         folder = Path(self.folder)
+        # Read before the file is written: it distinguishes the user's stop from SLURM's.
         stopped_by_user = (folder / STOP).exists()
         (folder / STOP).touch()
         while (outcome := read_outcome(folder)) is None:  # SLURM kills the job after `launchers.slurm.save_seconds`
             time.sleep(POLL)
         if stopped_by_user or outcome["code"] not in STOPPED:
             return None
+        # The requeued job would read the file and stop at once.
         (folder / STOP).unlink()
         return DelayedSubmission(self)
 
@@ -69,6 +72,7 @@ class SlurmJob:
         self.job_id = job_id
         self._polled, self._logged = 0.0, ""
 
+    # `_follow` calls this twice a second; slurmctld is asked less often.
     def end(self) -> str | None:
         if time.monotonic() < self._polled + POLL_EVERY:
             return None
@@ -110,6 +114,7 @@ def start(launch: Launch, params: Params) -> SlurmJob:
             partition=p.partition or None,
             account=p.account or None,
             srun_args=["--kill-on-bad-exit=1"],
+            # Options of params.yaml come last and may change `requeue`.
             additional_parameters={"requeue": True, **settings},
         )
         with _outside_of_job() if "SLURM_JOB_ID" in os.environ else nullcontext():

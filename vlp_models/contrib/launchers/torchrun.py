@@ -32,11 +32,13 @@ class LocalNode:
         self._launch = launch
         command = [sys.executable, "-m", "vlp_models.contrib.launchers.node", str(launch.folder)]
         command += ["--endpoint", launch.endpoint] if launch.endpoint else []
+        # A session of its own: Ctrl-C reaches this command only, which stops the training by the file `stop`.
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end(self) -> str | None:
         if self._process.poll() is None:
             return None
+        # Machines of `vlp join` must not join a launch whose first node has ended.
         (self._launch.folder / ENDED).touch()
         return f"torchrun exited with {self._process.returncode}"
 
@@ -76,6 +78,7 @@ def join(root: Path, index: int) -> None:
             except LaunchError:  # being replaced
                 continue
             over = any(is_there(path.parent / name) for name in (OUTCOME, ENDED, STOP))
+            # At most 1 + RESTARTS attempts per launch: a machine that keeps failing does not join forever.
             if launch.nodes < 2 or over or attempts[launch.id] > RESTARTS:
                 continue
             if not launch.endpoint:

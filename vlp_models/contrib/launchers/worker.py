@@ -30,6 +30,7 @@ WAIT = 10.0  # seconds for the outcome of the process that failed first
 def main() -> None:
     folder, launch_id = Path(sys.argv[1]), sys.argv[2]
     launch = Launch.read(folder)
+    # A newer launch has replaced this one: nothing to do, and nothing to record.
     if launch.id != launch_id:
         sys.exit(0)
     if (folder / STOP).exists():
@@ -38,6 +39,7 @@ def main() -> None:
     os.environ[LAUNCHED] = launch_id
     if launch.by_dvc:
         os.environ[RECORDED] = "1"
+    # From here on the process is that `vlp stage` command, with its messages and exit codes.
     sys.argv = ["vlp", "stage", launch.stage, launch.key, "--params", launch.params_file]
     code, lost = 0, False
     try:

@@ -24,6 +24,7 @@ CLASS_PATH = "vlp_models.contrib.lmms_eval.model.RegisteredModel"
 ANSWERS = {"captioning": "caption", "vqa": "answer"}  # task -> the key of the prediction that is scored
 INSTALL = 'pip install "vlp-flows[lmms-eval]"'
 ALIASES = (CHAMPION, CHALLENGER, PREVIOUS)
+# <image>, <image1>, <image 1> and <image_1>.
 IMAGE_TAG = re.compile(r"<image(?:[ _]?\d+)?>")  # where the image belongs in a prompt of several modalities
 # The only one that reading a registry needs when there is no params.yaml: an MLflow server has it from the start.
 DEFAULT_EXPERIMENT = "Default"
@@ -64,6 +65,7 @@ class ModelArgs:
         from vlp_models.params.schema import suggestion
 
         names = tuple(cls.__dataclass_fields__)
+        # lmms-eval passes empty values for options that were not set.
         values = {name: value for name, value in arguments.items() if value not in (None, "")}
         for name in values:
             if name not in names:
@@ -72,6 +74,7 @@ class ModelArgs:
         if not size.isdecimal() or not int(size):
             raise ParamsError(f"--batch_size {size}: must be a whole number, 1 or more")
         args = cls(batch_size=int(size), **{name: str(value) for name, value in values.items()})
+        # Exactly one of the two must be there.
         if bool(args.pretrained) == bool(args.version or args.model):
             raise ParamsError(
                 "--model_args: name either a registered version (version=vlp-captioning@champion) or an export "
@@ -137,6 +140,7 @@ def _find_bundle(args: ModelArgs) -> tuple[Path, str]:
 
     root = Path(args.project).expanduser()
     if "://" in args.project:
+        # An address rather than a folder: no params.yaml, so the other settings are MLflow's defaults.
         root, os.environ["MLFLOW_TRACKING_URI"] = Path.cwd(), args.project
         tracking = TrackingParams(
             uri=args.project, artifacts="", experiment=DEFAULT_EXPERIMENT, model_prefix="vlp", metric={}
@@ -183,6 +187,7 @@ def find_text(prompt: str, document: Any) -> str:
     A document without a `question` that the prompt contains is asked by the whole prompt.
     """
     question = document.get("question") if isinstance(document, Mapping) else None
+    # Tasks wrap the question in instructions; letter case may differ in the prompt.
     if isinstance(question, str) and question.strip() and question.strip().lower() in prompt.lower():
         return question.strip()
     return " ".join(IMAGE_TAG.sub(" ", prompt).split())
@@ -200,6 +205,7 @@ def answer(predictor: Predictor, questions: Sequence[Question]) -> list[str]:
             raise DataError(
                 f"{question.name} has {len(question.images)} images; the {predictor.task} model takes {expected}"
             )
+        # A model of one image takes the image itself, a model of several a list.
         images = question.images[0] if expected == 1 else question.images
         try:
             groups += predictor.open([images], [question.text])

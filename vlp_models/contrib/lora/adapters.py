@@ -79,6 +79,7 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
         target_modules=_targets(model, params.targets, where),
     )
     peft.inject_adapter_in_model(config, model)
+    # Of the model, only the adapters are trained; the head is outside of it.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_adapter(name))
 
@@ -90,6 +91,7 @@ def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
         return [name for name, module in layers.items() if isinstance(module, nn.Linear)]
     selected: set[str] = set()
     for target in targets:
+        # `attention.out` means every layer whose name ends with it; a full name means one layer.
         matches = {name for name in layers if name == target or name.endswith(f".{target}")}
         if not matches:
             last_names = {name.rpartition(".")[2] for name in layers}
@@ -103,6 +105,7 @@ def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
 
 
 def _is_adapter(name: str) -> bool:
+    # The added dot lets `lora_A` match at the start of the name or of a later part.
     return any(f".{part}" in f".{name}" for part in _PARTS)
 
 
@@ -133,6 +136,7 @@ def publish_adapters(
     changed = {}
     for name, weight in weights.items():
         current = weight.detach().cpu()
+        # The head is always kept, even if the base has one: it may be of another task.
         before = base_weights.get(name) if name.startswith("model.") else None
         if before is None or before.shape != current.shape or not torch.equal(before, current):
             changed[name] = current.contiguous()
@@ -143,6 +147,7 @@ def publish_adapters(
             "format": FORMAT,
             "rank": params.rank,
             "alpha": params.alpha,
+            # A relative path, so that a project can move as a whole.
             "base": os.path.relpath(base.resolve(), (location or directory).resolve()),
             "base_sha256": hash_file(base / WEIGHTS),
             # of another architecture that the run's config has changed
@@ -151,6 +156,7 @@ def publish_adapters(
     )
     write_config(directory, info, tokenizer, labels)
     write_sums(directory)
+    # A list, since the loop replaces modules of the tree that it walks.
     for name, layer in list(module.named_modules()):
         if hasattr(layer, "get_delta_weight"):  # a layer of peft
             adapted: Any = layer
@@ -166,6 +172,7 @@ def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {}
     for name, weight in state.items():
         if name not in tied:
+            # peft's names: LAYER.lora_A.default.weight for an adapter, LAYER.base_layer.weight for the wrapped layer.
             plain = name.replace(f".{NAME}", "") if _is_adapter(name) else name.replace(f"{_BASE}.", ".")
             weights[plain] = weight
     return weights
@@ -203,6 +210,7 @@ def read_adapter(directory: Path, base: Path | None = None) -> dict[str, Tensor]
         for name, weight in read_weights(base).items()
         if name.startswith("model.") and name not in left_out
     }
+    # The head and other changed weights replace those of the base.
     weights |= {name: weight for name, weight in adapter.items() if not _is_adapter(name)}
     # Of each adapted layer W + alpha / rank * B @ A: (H, rank) @ (rank, W); transposed for an embedding.
     for name in [name for name in adapter if name.endswith((".lora_A.weight", ".lora_embedding_A"))]:

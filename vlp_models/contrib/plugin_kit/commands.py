@@ -122,6 +122,7 @@ def _tables() -> dict[str, list[str]]:
     from vlp_models.params import load_params
     from vlp_models.tasks import TASKS
 
+    # Loading params.yaml registers its plugins in the tables.
     if Path("params.yaml").exists():
         load_params()
     return {"families": list(FAMILIES), "tasks": list(TASKS), "formats": list(FORMATS)}
@@ -148,6 +149,7 @@ def _config(assignments: list[str]) -> dict[str, Any]:
     import yaml
 
     config: dict[str, Any] = {}
+    # At the first `=`: the value may contain more.
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
         if not separator or not key:
@@ -156,6 +158,7 @@ def _config(assignments: list[str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ParamsError(f"--set {key}: the value is not valid YAML; quote it if it is a string") from None
+        # `a.b=1` -> {"a": {"b": 1}}.
         *parents, last = key.split(".")
         mapping = config
         for parent in parents:
@@ -203,6 +206,7 @@ def new(
                 with suppress(OSError):  # a folder that is not empty stays
                     path.parent.rmdir()
                     path.parent.parent.rmdir()
+            # The tables of this process must not name a plugin whose files were removed.
             use_plugins(declared, Path.cwd())
             raise
     for path in files:
@@ -231,6 +235,7 @@ def scaffold(kind: str, name: str, root: Path) -> dict[Path, str]:
         if name in names:
             raise ParamsError(f"the name {name} is taken: it is one of the {table}; choose another one")
     folder = root / "plugins"
+    # A package or a module of this name would be imported in place of the other.
     for path in (folder / name, folder / f"{name}.py"):
         if path.exists():
             raise ParamsError(f"{path}: exists; choose another name, or move it away")

@@ -40,6 +40,7 @@ class PackageRun(CurveLogger):
         if not rows:
             return
         if self._connection is None:
+            # `setdefault`: what the user has set stays.
             for key, value in ENVIRONMENT.items():
                 os.environ.setdefault(key, value)
             self._connection = self._start()
@@ -49,6 +50,7 @@ class PackageRun(CurveLogger):
                 self._connection.log(numbers, step=row["step"])
                 self._state["step"] = row["step"]
         finally:
+            # Also after an error: rows that were sent must not be sent twice.
             self._save_state()
 
     @abstractmethod
@@ -61,6 +63,7 @@ class WandbRun(PackageRun):
         import wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Online only if the environment has a key or names the mode.
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         settings = wandb.Settings(
             console="off", silent=True, init_timeout=20, x_disable_stats=True, x_disable_meta=True
@@ -69,6 +72,7 @@ class WandbRun(PackageRun):
             project=self.project,
             name=self.title,
             id=self._state["id"],
+            # W&B resumes online runs only.
             resume="allow" if mode == "online" else None,
             config=self.run_params,
             dir=self.folder,

@@ -106,7 +106,9 @@ def _prepare(root: Path, workspace: Workspace, kind: str, name: str, start: str 
 def _train(root: Path, kind: str, name: str, *, kill: bool = False) -> int:
     """Train to the end or, with `kill`, until a checkpoint is saved; return the update of the last saved checkpoint."""
     code = str(Path(__file__).parents[3])
+    # The code of this process, even where another version is installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))}
+    # The stage must not believe that DVC runs it.
     environment.pop("DVC_STAGE", None)
     log, saved = root / "log.txt", 0
     with log.open("ab") as output:
@@ -116,10 +118,12 @@ def _train(root: Path, kind: str, name: str, *, kill: bool = False) -> int:
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
+            # A session of its own, so that the kill reaches its data loaders as well.
             start_new_session=True,
         )
     try:
         while process.poll() is None and not (kill and saved):
+            # Poll often: a short training may end soon after its first checkpoint.
             time.sleep(0.02)
             states = sorted((root / ".work" / f"{kind}-{name}").glob("*/step-*.ckpt"))
             saved = int(states[-1].stem.partition("-")[2]) if states else 0
@@ -147,6 +151,7 @@ def _difference(a: Path, b: Path) -> str:
     import numpy as np
     from safetensors.numpy import load_file
 
+    # Not equal bit by bit: report how many tensors differ, and by how much.
     tensors, others = load_file(a), load_file(b)
     differing = [key for key in tensors if key not in others or tensors[key].tobytes() != others[key].tobytes()]
     deviations = [

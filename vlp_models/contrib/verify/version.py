@@ -118,6 +118,7 @@ def _check_parents(info: CheckpointInfo, record: Mapping[str, Any]) -> tuple[Sta
         ("tokenizer", inputs.get("tokenizer"), parents.get("tokenizer", {}).get("sha256")),
         ("detector", info.detector_id or None, parents.get("detector", {}).get("id")),
     ]
+    # A checkpoint without such an input has nothing to compare.
     pairs = [pair for pair in pairs if pair[1] is not None]
     if differ := [name for name, digest, recorded in pairs if digest != recorded]:
         return "differs", f"{', '.join(differ)}: the checkpoint names another one than the lineage"
@@ -136,6 +137,7 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
     name, changed, _ = commit.partition("+")
     if not code or name == "unknown":
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
+    # Exits with an error if the commit is not there.
     if run_git(root, "cat-file", "-e", f"{name}^{{commit}}") is None:
         return "unknown", f"commit {name[:12]} is not in this checkout"
     if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}") is None:  # the project is not a clone of this repository
@@ -177,11 +179,13 @@ def _check_scores(client: MlflowClient, version: ModelVersion) -> tuple[State, s
     items, records = read_latest_evaluation(client, version), read_scores(client, version)
     if not items:
         return "unknown", "none are kept with it"
+    # Reversed, so that the first record of a metric wins.
     registered = {
         (record["dataset"], record["split"], record["metric"]): record["value"] for record in reversed(records)
     }
     for scores in items:
         value = registered.get((scores.dataset, scores.split, scores.metric))
+        # (N, K) -> (1, K): the sums over items, from which the statistic follows.
         computed = float(scores.evidence().statistic(scores.parts_NK.sum(axis=0, keepdims=True))[0])
         if value is not None and abs(value - computed) > ROUNDING + 1e-6 * abs(computed):
             where = f"{scores.metric} on {scores.dataset} {scores.split}"

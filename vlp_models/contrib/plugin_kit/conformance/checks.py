@@ -41,6 +41,7 @@ def run_check(name: str, check: Callable[[], str | None]) -> Result:
 
 def _location(error: Exception) -> str:
     """Return `file:line: ` of the innermost frame that is not in a library of arrays."""
+    # From the innermost frame outward, without `run_check` itself.
     for frame in reversed(traceback.extract_tb(error.__traceback__)[1:]):
         if not any(f"site-packages/{library}/" in frame.filename for library in LIBRARIES):
             return f"{frame.filename}:{frame.lineno}: "

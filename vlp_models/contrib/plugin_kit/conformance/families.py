@@ -76,9 +76,11 @@ def try_family(
     yield result
     if result.problem:
         return
+    # `build` has appended exactly one.
     (trial,) = trials
     model = trial.model
     objectives = known_objectives(model, scenes.facts)
+    # Training comes first: it collects the parameters that any gradient reaches.
     checks: dict[str, Callable[[], str | None]] = {
         f"objective {name}": partial(check_objective, trial, name) for name in objectives
     }
@@ -90,6 +92,7 @@ def try_family(
         result = run_check(name, check)
         all_trained = all_trained and not result.problem
         yield result
+    # After a failed training a missing gradient would be a consequence, not a finding.
     if all_trained and trial.reached:
         yield run_check("gradients", lambda: check_gradients(trial))
     yield run_check("batch of one", lambda: check_rows(trial))
@@ -173,6 +176,7 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
         if image is None and implements(model, Embeds):
             rows_by_method["embed_text"] = list(cast(Embeds, model).embed_text(text))
         return rows_by_method
+    # Which image each text is about: by default text i is about image i.
     owners = list(range(len(text))) if text.owner_N is None else text.owner_N.tolist()
     lengths = text.mask_BT.sum(1).tolist()
     if implements(model, Fuses):
@@ -187,14 +191,17 @@ def outputs(model: nn.Module, batch: Batch) -> dict[str, list[Tensor]]:
         rows_by_method["locate (boxes_NR4)"] = [boxes[mask] for _, boxes, mask in rows]
     if implements(model, Embeds):
         images = cast(Embeds, model).embed_image(image)
+        # One row per text, so that batches with and without shared images compare row by row.
         rows_by_method["embed_image"] = [images[owner] for owner in owners]
         rows_by_method["embed_text"] = list(cast(Embeds, model).embed_text(text))
     if implements(model, ScoresPairs):
         state = cast(ScoresPairs, model).encode_image(image)
+        # Without owners: the indices that `score` gets replace them.
         alone = dataclasses.replace(text, owner_N=None)
         rows_by_method["score"] = list(cast(ScoresPairs, model).score(state, alone, torch.tensor(owners)))
     if implements(model, Generates):
         logits = cast(Generates, model).generation_logits(image, text)
+        # Logits at padding positions are arbitrary: keep the real tokens only.
         rows_by_method["generation_logits"] = [row[:length] for row, length in zip(logits, lengths, strict=True)]
     return rows_by_method
 
@@ -219,6 +226,7 @@ def check_padding(trial: Trial) -> None:
     reader = trial.reader()
     batch = reader.collate(trial.scenes.samples(trial.view, reader)[::5][:3])
     text = batch.text
+    # Padded ids, a mask of False, and -1 for tokens of no word.
     wider_text = dataclasses.replace(
         text,
         ids_BT=pad(text.ids_BT, (0, 4), value=trial.scenes.tokenizer.pad_id),
@@ -256,6 +264,7 @@ def check_located(trial: Trial) -> str:
     """Check the boxes of the located states, of augmented images as well."""
     model, reader = cast(LocatesStates, trial.model.eval()), trial.reader()
     count = 0
+    # Seeded samples are augmented as in training: boxes must follow the crop.
     for seeded in (False, True):
         batch = reader.collate(trial.scenes.samples(trial.view, reader, seeded=seeded)[:6])
         located = model.locate(batch.image, batch.text)
@@ -287,10 +296,13 @@ def check_decoding(trial: Trial) -> None:
         stepped.append(logits_NV)
         token_N = logits_NV.argmax(-1)
         if step == 2:
+            # The state, the words so far and the recorded logits all follow the same reordering.
             state, ids_NT, token_N = model.reorder(state, order), ids_NT[order], token_N[order]
+            # (N, V) logits of each earlier step, in the new order of hypotheses.
             stepped = [logits[order] for logits in stepped]
         ids_NT = torch.cat([ids_NT, token_N[:, None]], 1)
     text = Text(ids_BT=ids_NT[:, :STEPS], mask_BT=torch.ones_like(ids_NT[:, :STEPS], dtype=torch.bool))
+    # (N, T, V): position t predicts word t + 1, as the step with word t did.
     forced_NTV = model.generation_logits(image.select(order), text)
     for step, logits_NV in enumerate(stepped):
         decoded, forced = {"step": list(logits_NV)}, {"step": list(forced_NTV[:, step])}

@@ -35,6 +35,7 @@ def try_format(params: DatasetParams, base: Path) -> Iterator[Result]:
 
         def read() -> str:
             nonlocal tables
+            # Readers that unpack images from other files write them to this folder.
             with extracted_in(Path(extracted), write=True):
                 tables = read_source(NAME, params, base)
             counts = {name: len(tables[name]) for name in SCHEMAS if name != "quarantine" and len(tables[name])}
@@ -61,6 +62,7 @@ def check_table(tables: Tables, name: str) -> str:
         if unknown := sorted(set(row) - set(schema.names)):
             raise Problem(f"a row has {shorten_names(unknown)}, which {name} does not have: {', '.join(schema.names)}")
         try:
+            # One row at a time, so that the message can name it.
             pa.Table.from_pylist([row], schema=schema)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise Problem(f"row {row.get(id_column)}: a value has another type: {error}") from None
@@ -73,10 +75,12 @@ def check_table(tables: Tables, name: str) -> str:
         repeated = [key for key, count in Counter(row[id_column] for row in rows).items() if count > 1]
         if repeated:
             raise Problem(f"{id_column} {repeated[0]} occurs twice; ids are unique in a dataset")
+        # Tables of texts have no images to check.
         for row in rows if "image_id" in schema.names else ():
             for image_id in (row["image_id"], *(row.get(OTHER_IMAGES.name) or ())):
                 if image_id not in split_of:
                     raise Problem(f"{row[id_column]} names the image {image_id}, which is not in `images`")
+    # A row has the split of its image unless it has its own.
     counts = Counter(row["split"] if "split" in row else split_of[row["image_id"]] for row in rows)
     return ", ".join(f"{split} {counts[split]:,}" for split in SPLITS if counts[split])
 

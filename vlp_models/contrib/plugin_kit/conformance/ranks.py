@@ -31,6 +31,7 @@ TIMEOUT = 300  # seconds: importing torch takes a minute on a busy machine
 
 def check_ranks(trial: Trial) -> None:
     """Check that the gradients of two processes, with three and four rows, add up to those of one with all seven."""
+    # The trial's model has been trained by earlier checks; both sides start from fresh weights.
     fresh = build_trial(trial.family, trial.config, trial.scenes)
     names = known_objectives(fresh.model, fresh.scenes.facts)
     with tempfile.TemporaryDirectory() as scratch:
@@ -49,6 +50,7 @@ def check_ranks(trial: Trial) -> None:
     for name in names:
         context = f"with {name} in two processes: use gather_rows and draw_uniform of objectives/distributed.py"
         for weight, gradient in rank_gradients(fresh, name, 0, ROWS).items():
+            # Each process divides by the counts of the whole batch, so gradients add up instead of being averaged.
             total = sum((part[f"{name}/{weight}"] for part in parts), torch.tensor(0.0))
             compare({f"gradient of {weight}": [total]}, {f"gradient of {weight}": [gradient]}, context)
 
@@ -59,6 +61,7 @@ def _run_ranks(folder: Path) -> None:
         subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(RANKS)
     ]
     try:
+        # Waits for one process after the other; a deadlock of the two shows as a timeout.
         errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
     except subprocess.TimeoutExpired:
         raise Problem(
@@ -86,6 +89,7 @@ def main(rank: int, folder: Path) -> None:
         timeout=timedelta(seconds=TIMEOUT),
     )
     trial = build_trial(settings["family"], settings["config"], SampleScenes.open(Path(settings["scenes"])))
+    # Rows 0 to 2 and 3 to 6: uneven, so that a mean over processes would show as an error.
     first, last = ROWS * rank // RANKS, ROWS * (rank + 1) // RANKS
     gradients = {
         f"{name}/{weight}": gradient.contiguous()

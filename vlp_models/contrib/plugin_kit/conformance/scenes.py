@@ -79,6 +79,7 @@ def write_sample_scenes(root: Path) -> SampleScenes:
         sample_scene(_rng(number, 0), image_id=f"{SOURCE}/{number}", split=SPLIT, side=SIDE) for number in range(SCENES)
     ]
     tables = [_rows_of(scene, number) for number, scene in enumerate(scenes)]  # of each scene
+    # Statements about two images belong to the first image of the pair.
     for number, pairs in enumerate(_image_pairs(scenes)):
         tables[number]["image_pairs"] = pairs
     for name, view in TABLES.items():  # of plugins
@@ -97,6 +98,7 @@ def write_sample_scenes(root: Path) -> SampleScenes:
     ]
     _write_tables(root / "validated", scenes, tables, texts)
     _write_shards(root / "shards", scenes, tables, texts)
+    # Every text about an image goes into the vocabulary.
     words = [text for by_table in tables for name, rows in by_table.items() for text in _words(name, rows)]
     Tokenizer.train(words, size=600, min_frequency=1, lowercase=True).save(root / "tokenizer")
     answers = Counter(row["answers"][0] for by_table in tables for row in by_table["questions"])
@@ -105,6 +107,7 @@ def write_sample_scenes(root: Path) -> SampleScenes:
 
 
 def _rng(number: int, stream: int) -> np.random.Generator:
+    # One stream per purpose: another draw for captions leaves the images as they are.
     return np.random.default_rng([SEED, number, stream])
 
 
@@ -170,6 +173,7 @@ def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
             yield [
                 {
                     "pair_id": f"{scene.image_id}/p{position}{number}",
+                    # Scenes 0 and 1 of four are compared with scenes 2 and 3.
                     "other_image_ids": [other.image_id],
                     "text": comparison.text,
                     "label": comparison.is_true_of(scene, other),
@@ -178,6 +182,7 @@ def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
                 for position, other in enumerate(right)
                 for number, comparison in enumerate(comparisons)
             ]
+        # The second images of the pairs have no statements of their own.
         yield from ([] for _ in right)
 
 
@@ -234,6 +239,7 @@ def _write_tables(
                 for row in by_table.get(name, ())
             ]
             write_table(rows, name, folder)
+    # Rows of `texts` have no image.
     write_table([{**row, "provenance": SOURCE} for row in texts], "texts", folder)
     truth = "".join(json.dumps(scene.to_dict()) + "\n" for scene in scenes)
     (folder / "truth.jsonl").write_text(truth, encoding="utf-8")
@@ -255,6 +261,7 @@ def _write_shards(
     ]
     source = SymbolSource(objects, MAX_REGIONS)
     images = [{"image_id": scene.image_id, "width": SIDE, "height": SIDE} for scene in scenes]
+    # Regions come from the objects of the scene, so no detector is needed.
     regions = source.regions(images, lambda count: None)[0]
     writer = ShardWriter(folder, SPLIT, images_per_shard=len(scenes))
     for number, (scene, rows) in enumerate(zip(scenes, tables, strict=True)):

@@ -54,6 +54,7 @@ def try_task(task: str, scenes: SampleScenes, family: str = "") -> Iterator[Resu
 def trial_for(task: str, scenes: SampleScenes, family: str = "") -> Trial:
     """Build a family that supports a task."""
     for name in [family] if family else FAMILIES:
+        # Families are tried in the order of their table.
         trial = build_trial(name, small_config(name), scenes)  # its config may decide which tasks it supports
         if task in supported_tasks(trial.model):
             return trial

@@ -147,6 +147,7 @@ def build_trial(family: str, config: Mapping[str, Any], scenes: SampleScenes, se
 def supported_tasks(model: nn.Module) -> list[str]:
     """Return the tasks whose protocols the model meets; without plugins that cannot be imported."""
     inputs, tasks = cast(ModelInputs, model.inputs), []
+    # Every task needs a model of images and texts.
     for name in TASKS if inputs.text and inputs.image is not None else ():
         with contextlib.suppress(ParamsError):
             if supports_task(model, task_class(name)):
@@ -184,6 +185,7 @@ def train(module: nn.Module, loss_of: Callable[[int], WeightedLosses]) -> tuple[
     values = []
     for update in range(UPDATES):
         loss = loss_of(update)
+        # A count of 0 is a loss over no items: it trains nothing, and its mean is 0 rather than an error.
         for name, part in loss.losses.items():
             if float(torch.as_tensor(part.count)) <= 0:
                 raise Problem(f"update {update + 1}: the loss {name} has `count` 0: it trains on no item")
@@ -222,6 +224,7 @@ def check_task_updates(trial: Trial, task: str) -> str:
     with tempfile.TemporaryDirectory() as work:
         loss = task_model.training_loss(trial.scenes.root / "shards", {}, Path(work))
         reached, values = train(task_model, lambda update: loss(batch, update=update, generator=generator(update)))
+    # The head is the task's own: only the model's parameters count for the family.
     trial.reached |= {name.removeprefix("model.") for name in reached if name.startswith("model.")}
     untrained = [n for n, p in task_model.head.named_parameters() if p.requires_grad and f"head.{n}" not in reached]
     if untrained:

@@ -62,6 +62,7 @@ class Toy(nn.Module):
         super().__init__()
         self.config = config
         self.fused_dim = self.text_dim = hidden = config.hidden
+        # A convolution whose stride is its size: one vector per patch.
         self.patches = nn.Conv2d(3, hidden, config.patch, stride=config.patch)
         self.places = nn.Embedding((config.side // config.patch) ** 2, hidden)
         self.words = TextEmbedding(
@@ -73,6 +74,7 @@ class Toy(nn.Module):
         self.decoder = self.stack(config.decoder_layers)
         self.image_projection = nn.Linear(hidden, hidden, bias=False)
         self.text_projection = nn.Linear(hidden, hidden, bias=False)
+        # The logarithm of 1 / temperature, so that the learned scale stays positive.
         self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
         init_weights(self, config.init_std)
 
@@ -95,6 +97,7 @@ class Toy(nn.Module):
     def encode_image(self, image: Image) -> Tensor:
         """[B, R, D]"""
         assert isinstance(image, Pixels)  # as `inputs` asks
+        # (B, 3, H, W) -> (B, D, H/P, W/P) -> (B, R, D), plus a learned position for each patch.
         x_BRD = self.patches(image.pixels_B3HW).flatten(2).transpose(1, 2) + embedding_table(self.places)
         for block in self.image_encoder:
             x_BRD = block(x_BRD)
@@ -116,9 +119,11 @@ class Toy(nn.Module):
         return self.words(ids_NT, torch.zeros_like(positions_T), positions_T)
 
     def embed_image(self, image: Image) -> Tensor:
+        # (B, R, D) -> (B, D): the mean of all patches, of unit length.
         return F.normalize(self.image_projection(self.encode_image(image).mean(1)), dim=-1)
 
     def embed_text(self, text: Text) -> Tensor:
+        # (N, T, D) -> (N, D): the state of [CLS], of unit length.
         return F.normalize(self.text_projection(self.encode_text(text)[:, 0]), dim=-1)
 
     # ---- Fusion: VQA, VCR, NLVR, entailment ------------------------------------------------------------------------
@@ -130,7 +135,9 @@ class Toy(nn.Module):
 
     def fuse(self, image: Image, text: Text) -> Fused:
         image_NRD, length = self.image_of_texts(image, text), text.ids_BT.shape[1]
+        # Every patch is visible: images have no padding.
         seen_NR = text.mask_BT.new_ones(image_NRD.shape[:2])
+        # (N, T, D) and (N, R, D) -> (N, T + R, D): text first, so that [CLS] stays at 0.
         x_ND, mask = torch.cat([self.encode_text(text), image_NRD], 1), torch.cat([text.mask_BT, seen_NR], 1)
         for block in self.fusion:
             x_ND = block(x_ND, padding_mask(mask))
@@ -150,6 +157,7 @@ class Toy(nn.Module):
         image_NRD, words_NTD = self.image_of_texts(image, text), self.embed_words(text.ids_BT)
         patches, seen_NR = image_NRD.shape[1], text.mask_BT.new_ones(image_NRD.shape[:2])
         causal_N = text.mask_BT.new_ones(len(text))
+        # A prefix of patches that attend to each other, then words that attend to the patches and to earlier words.
         mask = prefix_mask(torch.cat([seen_NR, text.mask_BT], 1), patches, causal_N)
         x_NLD = torch.cat([image_NRD, words_NTD], 1)
         for block in self.decoder:
@@ -160,6 +168,7 @@ class Toy(nn.Module):
     def start(self, image: Image, *, max_len: int) -> Written:
         """Run the decoder over the patches, which never attend to words, so this is done once for all hypotheses."""
         x_BRD, past = self.encode_image(image), []
+        # Keys and values of the patches, before the block updates them: the words attend to these.
         for block in self.decoder_blocks():
             past.append(block.attention.project(x_BRD))
             x_BRD = block(x_BRD)
@@ -187,8 +196,10 @@ class Toy(nn.Module):
     ) -> dict[str, Loss]:
         """`contrast` alone, which neither draws nor masks anything."""
         texts_NE, images_NE, image_ids = self.embed_text(batch.text), self.embed_image(batch.image), batch.image_ids
+        # (B, E) -> (N, E): the image of each text, if texts share one.
         if batch.text.owner_N is not None:
             images_NE = images_NE.index_select(0, batch.text.owner_N)
+        # Only these samples train the objective; None stands for all.
         if (learners_N := objectives["contrast"]) is not None:
             image_ids = tuple(image_ids[i] for i in learners_N.nonzero().flatten().tolist())
             texts_NE, images_NE = texts_NE[learners_N], images_NE[learners_N]

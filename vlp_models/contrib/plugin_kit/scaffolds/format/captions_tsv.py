@@ -12,6 +12,7 @@ def read(name: str, params: SourceParams, base: Path) -> Tables:
     root, tables = require_directory(base, params.root, f"set data.{name}.root to the folder of captions.tsv"), Tables()
     for number, line in enumerate(read_text(root / "captions.tsv", "lines of captions").splitlines(), 1):
         row_id, provenance = join_id(name, number), f"captions.tsv:{number}"
+        # An error in this block quarantines the line and reading continues.
         with tables.record("captions", provenance, row_id):
             if line.count("\t") != 2:
                 raise RecordError("not split, file and caption with tabs between")

@@ -55,6 +55,7 @@ class GuessColor(TaskModel):
         return read_answers(tokenizer)
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
+        # Samples without answers, as at prediction time, have no targets.
         if not all(sample["answers"] for sample in samples):
             return None
         index = {label: i for i, label in enumerate(self.labels)}
@@ -82,6 +83,7 @@ class GuessColor(TaskModel):
             float(p["color"] == s["answers"][0]) for p, s in zip(predictions, samples, strict=True) if s["answers"]
         ]
         groups, items = [s.image_id for s in samples], [s.sample_id for s in samples]
+        # (N, 2): right or not, and 1 for each item; sums over items give the error.
         parts = np.column_stack([right, np.ones(len(right))])
         evidence = Evidence(groups=groups, items=items, parts_NK=parts, statistic=error_percent)
         error = Score(
