@@ -54,6 +54,7 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
             ],
         ),
     ]
+    # `vlp evaluate-alias` writes reports/aliases/TASK-ALIAS.
     for folder in sorted((reports / "aliases").glob("*-*")):
         records = read_json_or_none(folder / "scores.json") or []
         rows = [{name: record.get(name) for name in COLUMNS} for record in records]
@@ -62,6 +63,7 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
                 key=_key("alias", folder.name), description="A registered model on the current test split", rows=rows
             )
         )
+    # An empty table is left out, as is a part of the reports that does not exist.
     return [artifact for artifact in artifacts if artifact is not None and artifact.rows] + _links(root, params)
 
 
@@ -92,6 +94,7 @@ def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]
         row = {name: record.get(name) for name in COLUMNS}
         decision = decisions.get(str(record.get("task")), {})
         deciding = decision.get("metric") or params.tracking.metric.get(str(record.get("task")))
+        # The champion's value is shown once per task: next to the run that the gate judged, on the metric that it used.
         is_judged = record.get("metric") == deciding and record.get("run") == decision.get("run", record.get("run"))
         numbers = decision.get("numbers") or {}
         rows.append({**row, "champion": numbers.get("champion_value") if is_judged else None})
@@ -138,6 +141,7 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
     """Return what fits into a table's cells: lists of strings are joined, nested structures are left out."""
     cells: dict[str, Any] = {}
     for name, value in record.items():
+        # A list with anything but strings is a nested structure.
         if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
             cells[name] = "; ".join(value)
         elif value is None or isinstance(value, (str, int, float)):

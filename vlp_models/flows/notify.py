@@ -39,16 +39,19 @@ def notify(
         return
     if params.notify == "failures" and not bad:
         return
+    # The end of a message has the error; the beginning is the output before it.
     message = redact(message)[-MAX_LENGTH:]
     text = html.escape(f"{flow} {run}: {state}. {message}", quote=False)
     body = {"text": text, "flow": flow, "run": run, "state": state, "message": message}
     problem: list[str] = ["no response"]  # until the thread replaces it
     # The socket's timeout is per read; leaving the thread behind bounds the whole call.
+    # The thread replaces the only entry when it has a result; an empty text is success.
     thread = threading.Thread(
         target=lambda: problem.__setitem__(0, _post(url, {**body, "time": time.time()}, params.webhook_timeout)),
         daemon=True,
     )
     thread.start()
+    # After the timeout the thread is left behind: it is a daemon, so the process can end.
     thread.join(params.webhook_timeout)
     if problem[0]:
         log(f"the webhook was not notified ({state}): {problem[0]}")
@@ -60,6 +63,7 @@ def read_webhook(file: Path) -> FlowParams:
 
     try:
         flow = yaml.safe_load(file.read_text(encoding="utf-8"))["flow"]
+        # Only the webhook and its timeout, so errors of other keys do not matter.
         return FlowParams(webhook=str(flow["webhook"]), webhook_timeout=float(flow.get("webhook_timeout", 5)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
         return FlowParams()

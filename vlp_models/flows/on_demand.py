@@ -33,6 +33,7 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
     """
 
     def apply_preset(params: Params) -> list[Part]:
+        # A parameter may come from anyone who can reach the server, so it must not be the path of a file.
         if not re.fullmatch(r"[\w-]+", preset):
             raise ParamsError(f"{preset!r} is not the name of a preset")
         merged = merge_overlay(Path(root) / "params.yaml", find_preset(preset, Path(root)), [])
@@ -43,6 +44,7 @@ def train(run: str, preset: str = "", root: str = ".") -> State[Any]:
         _check_known(run, params.finetune, "finetune run")
         return training_parts(params, [run])
 
+    # Two selections: the second one reads the params that the preset has changed.
     return run_parts(root, apply_preset, parts) if preset else run_parts(root, parts)
 
 

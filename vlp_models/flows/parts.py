@@ -60,10 +60,12 @@ def retrain_parts(params: Params) -> list[Part]:
     )
     # Text-only baselines are not registered, so there is nothing to promote.
     tasks = sorted({run.task for run in params.finetune.values() if not run.blank_images})
+    # Data, training and scores, registration, promotion, and last the report, which shows the decisions.
     return [
         *_new_data_parts(params),
         *training_parts(params, list(params.finetune)),
         _with_timeout(register, params),
+        # With evidence: judged only if something has changed since; the flow `promote` always judges.
         *(replace(promotion_part(params, task), evidence=partial(_promotion_evidence, params, task)) for task in tasks),
         _with_timeout(report, params),
     ]
@@ -85,6 +87,7 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
             kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
             parts.append(Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True))
     # Each run after those it starts from.
+    # A run's chain is longer than that of every run it starts from.
     for name in sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}"))):
         if f"finetune/{name}" in checkpoints:
             parts.append(Part(name=f"finetune {name}", kind="finetune", targets=(f"finetune@{name}",), gpu=True))
@@ -106,6 +109,7 @@ def _new_data_parts(params: Params) -> list[Part]:
     skip = "" if inbox or fetch else NO_INBOX
 
     def ingest_evidence(root: Path) -> str | None:
+        # Only the inbox itself can be absent; data to fetch may come at any time.
         return None if inbox and not fetch and not (root / inbox).exists() else ""
 
     def drift_evidence(root: Path) -> str | None:
@@ -113,6 +117,7 @@ def _new_data_parts(params: Params) -> list[Part]:
         if not (root / "reports" / "ingest.json").exists():
             return None
         content = _read_record(root / "reports" / "ingest.json").get("content")
+        # `content` is a hash of the batches; without any, the command always runs.
         return _hash(content, to_plain(params.drift)) if content else ""
 
     ingest = Part(
@@ -146,6 +151,7 @@ def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:
         pass
     except DataError:  # a damaged ledger, which `vlp promote` reports
         return ""
+    # A run without scores counts as well: its first scores change the hash.
     runs = [name for name, run in params.finetune.items() if run.task == task]
     files = [root / "reports" / "eval" / name / "scores.json" for name in runs]
     scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]

@@ -82,9 +82,11 @@ class Run:
     def _run_targets(self, part: Part, log: Log, slot: Slot) -> tuple[Literal["ran", "up to date"], str]:
         targets = list(part.targets)
         if self._all_fresh is None:
+            # One `dvc status` for all stages: if nothing is stale, no part asks again.
             self._all_fresh = not is_stale(self.root, [])
         # After a part that ran, the next ones count as stale: asking costs as much as running, and the price of a wrong
         # guess is waiting for a slot.
+        # A part that needs no slot is left to `dvc repro`, which checks by itself.
         fresh = self._all_fresh or (part.gpu and not self._any_ran and not is_stale(self.root, targets))
         ran = False
         if not fresh:
@@ -103,6 +105,7 @@ class Run:
                 record.unlink()  # before: a retry finds nothing lost
         # A report may be up to date for DVC and older than the last decision.
         if lost or (not ran and part.outdated(self.root)):
+            # `--single-item`: only this stage is forced, not those that it depends on.
             forced = ["--force", "--single-item", *targets]
             ran = repro(self.root, forced, log, timeout=part.timeout, lock_fd=self.lock_fd) or bool(lost)
         return ("ran" if ran else "up to date"), ""
@@ -113,6 +116,7 @@ class Run:
             return "skipped", part.nothing
         record = self.root / ".work" / "flow" / f"{part.name.replace(' ', '-')}.json"
         # A command whose inputs have not changed since its last answer would answer the same.
+        # The record is written after the command has answered, so a failure is repeated.
         if evidence and read_json_or_none(record) == {"evidence": evidence}:
             return "up to date", "nothing that it depends on has changed since it last ran"
         start = time.time()
@@ -121,6 +125,7 @@ class Run:
         try:
             ended = run_supervised(self.root, command, log, accept=accept, timeout=part.timeout, lock_fd=self.lock_fd)
         except StageFailed as error:
+            # The exit code is only in the message.
             if part.kind == "drift" and f"exited with code {DRIFTED}:" in str(error):
                 raise DataDrifted(
                     f"{error}\nSee reports/drift.json; with `drift.gate: false` it only reports."
@@ -159,11 +164,13 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
     try:
         params = load_params(root / "params.yaml")
         settings = params.flow
+        # Before the wait for the workspace, which may take hours.
         select(params)  # reports a wrong parameter before the run waits for anything
         with hold_workspace(root, f"{name} without a server", params.flow.wait_minutes * 60, log) as lock_fd:
             for line in repair(root):
                 log(line)
             update_dvc_yaml(root, log, lock_fd=lock_fd)
+            # Read again: an edit during the wait counts.
             params = load_params(root / "params.yaml")
             settings = params.flow
             run = Run(root, lock_fd)
@@ -185,6 +192,7 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
 
 
 def _run_with_retries(run: Run, part: Part, delays: list[int], log: Log) -> None:
+    # The last entry, None, is the attempt after which the error is raised.
     for delay in [*delays, None]:
         try:
             run.run_part(part, log, contextlib.nullcontext)
@@ -205,6 +213,7 @@ def _detail(root: Path, part: Part, lines: list[str], start: float) -> str:
     """Return the gate's reasons from the decision that it has just written, else the last line of the output."""
     file = root / "reports" / "promotion" / f"{part.command[-1]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # The decision's file must be of this call; file times may be coarser than the clock.
         if part.kind == "promote" and file.stat().st_mtime >= start - 1:
             decision = json.loads(file.read_text(encoding="utf-8"))
             outcome = f" ({decision['outcome']})" if decision.get("outcome") else ""

@@ -90,6 +90,7 @@ def outlive_worker() -> None:
     if "PREFECT__FLOW_RUN_ID" not in os.environ:
         return
     for descriptor in (1, 2):
+        # Only pipes have a reader that can go away; a terminal or a file has none.
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             with contextlib.suppress(FileNotFoundError):  # no /proc
                 pipe = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
@@ -98,8 +99,10 @@ def outlive_worker() -> None:
 
 def _empty_orphaned_pipe(pipe: int, worker: int) -> None:
     """Read a pipe to its end once the worker that should read it is gone."""
+    # When the parent dies, the process gets another one, such as init.
     while os.getppid() == worker:
         time.sleep(1)
+    # Until the end of the pipe, so that writers never meet a full one.
     while os.read(pipe, 65536):
         pass
 
@@ -121,6 +124,7 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> Iterator[int
     """
     lock = Workspace(root).lock
     with file_lock(lock, f"flow {name}", wait=wait, on_wait=log, busy=WorkspaceInUse) as descriptor:
+        # The lock is held, so no command of a live flow writes these files.
         for output in lock.parent.glob("*".join(OUTPUT)):
             output.unlink(missing_ok=True)
         yield descriptor
@@ -153,10 +157,12 @@ def run_supervised(
     # The command runs this code, also where the package is not installed but on the path.
     env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
     env["PYTHONPATH"] = f"{Path(__file__).parents[2]}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    # The command below must not wait for the lock that this flow holds.
     if lock_fd is not None:
         env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())
     (root / ".work").mkdir(exist_ok=True)
     prefix, suffix = OUTPUT
+    # `delete=False`: the command writes to the file, and `_follow` reads it, after this handle is closed.
     with tempfile.NamedTemporaryFile("w", dir=root / ".work", prefix=prefix, suffix=suffix, delete=False) as output:
         process = start_supervised(
             command,
@@ -165,8 +171,10 @@ def run_supervised(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            # With the descriptor the supervisor holds the workspace's lock, whatever happens to this process.
             pass_fds=() if lock_fd is None else (lock_fd,),
         )
+    # Only the last lines are kept in memory.
     path, tail = Path(output.name), deque[str](maxlen=TAIL)
     try:
         is_late = _follow(process, path, log, tail, timeout)
@@ -191,17 +199,20 @@ def run_supervised(
 
 def _follow(process: subprocess.Popen[bytes], path: Path, log: Log, tail: deque[str], timeout: float) -> bool:
     """Pass a process's output on until it has ended; return whether it was interrupted for taking too long."""
+    # `timeout` 0 becomes infinity, which never passes.
     deadline, is_late = time.monotonic() + (timeout or math.inf), False
     with path.open(errors="replace") as source:
         code = None
         while code is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # The pause between looks at the file: `wait` returns early if the process ends.
                 code = process.wait(0.5)
             for line in source:  # also after the process has ended: it may have written since the last look
                 text = redact(_ANSI.sub("", line).rstrip())
                 if text:
                     log(text)
                     tail.append(text)
+            # Once: from here on the supervisor kills the command after its grace period, and the loop waits for it.
             if code is None and not is_late and time.monotonic() > deadline:
                 is_late = True
                 log(f"interrupted after {timeout:.0f} s (flow.timeout_hours)")
@@ -212,6 +223,7 @@ def _follow(process: subprocess.Popen[bytes], path: Path, log: Log, tail: deque[
 def _explain_failure(name: str, code: int, lines: list[str], root: Path) -> StageFailed:
     """Return the error of a command that failed, with the end of its output."""
     # DVC's own exit code is 255 for every exit code of a stage; its message has the stage's.
+    # `exited with 75` in DVC's message names the code of the stage.
     codes = {code, *(int(number) for line in lines for number in _EXIT_CODE.findall(line))}
     if os.EX_IOERR in codes or shutil.disk_usage(root).free < MIN_FREE_DISK:  # it may have had no room to report it
         lines = [*lines, "the disk is full: free some space, then run again; finished stages are kept"]
@@ -234,6 +246,7 @@ def is_stale(root: Path, targets: list[str]) -> bool:
         env=command_environment(),
         capture_output=True,
     )
+    # A failed `dvc status` counts as stale, so that `dvc repro` reports the reason.
     try:
         return done.returncode != 0 or json.loads(done.stdout) != {}
     except ValueError:
@@ -252,9 +265,11 @@ def repro(root: Path, targets: list[str], log: Log, *, timeout: float = 0, lock_
 
     def watch(line: str) -> None:
         nonlocal changed
+        # The run cache restores outputs that an earlier run made from the same inputs.
         changed = changed or line.startswith("Running stage") or "is cached - skipping run" in line
         log(line)
 
+    # Records of stages whose DVC was killed belong to an earlier run.
     clear_records(root)
     run_supervised(root, [*REPRO, *targets], watch, timeout=timeout, lock_fd=lock_fd)
     return changed

@@ -40,6 +40,7 @@ def main() -> int:
     if sys.argv[1:]:
         sys.exit("usage: python -m flows.retrain    (in the project's root; no server is needed)")
     configure_logging()
+    # As Ctrl+C: the trainer below saves its state, and the webhook gets a notification.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run_without_server(Path.cwd(), retrain_parts, name="retrain", log=log_to_terminal)
@@ -50,10 +51,12 @@ def main() -> int:
         log_to_terminal(str(error))
         return 1
     except OSError as error:
+        # An OSError without a number does not come from the system, so it is a bug and keeps its traceback.
         if error.errno is None:
             raise
         log_to_terminal(f"{explain_system_error(error)}. Finished stages are kept; run again")
         return 1
     except KeyboardInterrupt:
+        # 128 + SIGINT, as shells report it.
         return 130
     return 0

@@ -53,6 +53,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
     folder = Path(root).absolute()
     logger = get_run_logger()
     params = load_params(folder / "params.yaml")
+    # The first selection checks the flow's own parameters.
     selections[0](params)  # reports a wrong parameter before the run waits for anything
     # Another run may use the workspace for hours. A rollback changes only the ledger, which has a lock of its own.
     flow, name = str(current.get_flow_name()), str(current.get_name())
@@ -71,12 +72,14 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
                 for select in selections:
                     params = load_params(folder / "params.yaml")  # edited meanwhile, or by `vlp use` of an earlier part
                     for part in select(params):
+                        # A task per part, with its own retries and state in Prefect's UI.
                         bring_up_to_date.with_options(task_run_name=part.name, **retries)(
                             run, part, params.flow.gpu_limit
                         )
             finally:
                 # Also if a part failed. Not if the run is being canceled, which leaves it 30 s.
                 error = sys.exc_info()[1]
+                # A cancellation raises a BaseException that is no Exception.
                 if error is None or isinstance(error, Exception):
                     publish(run, params)
             line = summarize(run.outcomes)
@@ -98,6 +101,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
 
 def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:
     """Return whether waiting can help: a busy workspace, a preempted trainer, a lost connection."""
+    # The result of a failed state is its exception, which is raised here.
     try:
         state.result()
     except WORTH_A_RETRY:
@@ -122,6 +126,7 @@ def gpu_slot(limit: str, log: Callable[[str], None]) -> Iterator[None]:
     slot = contextlib.ExitStack()
     if limit:
         time.sleep(SETTLE)
+        # A lease that cannot be renewed must not stop a training.
         try:
             slot.enter_context(concurrency(limit, occupy=1, raise_on_lease_renewal_failure=False))
         except ConcurrencySlotAcquisitionError as error:
@@ -169,6 +174,7 @@ def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     logger = get_logger("flows")
     file = Path(str(flow_run.parameters.get("root", "."))) / "params.yaml"
     try:
+        # A params.yaml that is invalid must not silence the notification of the failure that it caused.
         params = load_params(file).flow
     except ParamsError as error:
         params = read_webhook(file)
@@ -182,6 +188,7 @@ def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
         run=flow_run.name or str(flow_run.id),
         state="Cancelled" if state.is_cancelling() else state.name or state.type.value,  # plain-ok
         message=message,
+        # Completed, but with a refused promotion: a person may want to look.
         bad=not state.is_completed() or ": refused (" in message,
         log=logger.warning,
     )
