@@ -31,6 +31,7 @@ from vlp_models.metrics.score import Evidence, Score
 from vlp_models.params import Params, split_start
 
 MIN_ITEMS = 20  # items that must remain to report a score
+# Keeps the rows whose image is a training image of these datasets.
 _OF_IMAGES = "SEMI JOIN images i ON {}.image_id = i.image_id"
 
 
@@ -59,10 +60,12 @@ class TrainingData:
             if (validated / LEAKS).exists():
                 leaks = read_batches([validated / LEAKS], BATCH_ROWS, ["image_id", "copy_of"])
                 database.load("leaks", leaks, pa.schema([("image_id", pa.string()), ("copy_of", pa.string())]))
+                # `leaks` has (training image, the val or test image that it is a copy of).
                 copies = database.stream(f"SELECT DISTINCT copy_of FROM leaks l {_OF_IMAGES.format('l')}")
                 self._copied = {name for rows in copies for name in rows["copy_of"].to_pylist()}
             text_files = ExitStack()
             folder = text_files.enter_context(scratch_directory(scratch / "contamination"))
+            # The folder goes when this object is garbage-collected, or when the process ends.
             weakref.finalize(self, text_files.close)
             texts = (rows["text"].to_pylist() for rows in _training_texts(database, validated, sources))
             self._texts = MappedValues(folder / "texts.arrow", texts, pa.string())
@@ -97,6 +100,7 @@ def training_sources(params: Params, run: str) -> list[str]:
         if kind == "initial":
             continue
         sources = (params.pretrain if kind == "pretrain" else params.finetune)[name].sources  # type: ignore[index]
+        # One training on all datasets makes the union all of them.
         if not sources:
             return []
         datasets |= dict.fromkeys(sources)
@@ -132,6 +136,7 @@ def score_without_leaked(
         remaining = [i for i in range(len(ids_of_items)) if i not in left_out]
         if len(remaining) < MIN_ITEMS:
             return None
+        # Nothing leaked: the score and its interval are already known.
         if not left_out:
             return (
                 None if score.value is None else {"value": round(score.value, 4), **own_interval, "n": len(remaining)}
@@ -153,6 +158,7 @@ def score_without_leaked(
         "images": len(images),
         "texts": len(texts),
         "without_images": without_images,
+        # If each item with a leaked sentence has a leaked image, the second step leaves out no more.
         "without_both": without_images if texts <= images else score_rest(images | texts),
     }
 
@@ -170,6 +176,7 @@ def _training_texts(database: Database, validated: Path, sources: Sequence[str])
             # These rows have no image, whose split could be looked up; the rows have their own.
             batches = stream_table(name, validated, ["source", "split", "text"])
             rows = (batch.filter(_is_training_row(batch, sources)) for batch in batches)
+        # Each table replaces the one before in the database.
         database.load("texts", rows, pa.schema([SCHEMAS[name].field(column) for column in columns]))
         yield from database.stream(f"SELECT DISTINCT text FROM texts t {condition}")
 

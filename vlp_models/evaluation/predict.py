@@ -48,6 +48,7 @@ def predict_all(
         for start in range(0, len(dataset), batch_size):
             chunk = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
             progress.advance(by=len(chunk))
+            # A sample without references is read but not scored.
             chunk = [sample for sample in chunk if model.can_score(sample)]
             if not chunk:
                 continue
@@ -58,8 +59,10 @@ def predict_all(
                 for row, blind_row in zip(rows, model.predict(blanked(batch), chunk), strict=True):
                     row.update({f"{name}_blind": blind_row[name] for name in model.blind_fields})
             predictions += rows
+            # The samples are kept for scoring, which needs no pixels or regions: memory stays small.
             samples += [sample.without_images() for sample in chunk]
         predictions = model.postprocess(predictions, samples) if samples else predictions
+    # The caller pairs both lists by position.
     predicted, expected = [row[model.id_key] for row in predictions], [sample.sample_id for sample in samples]
     if predicted != expected or len(set(predicted)) != len(predicted):
         raise DataError(
@@ -88,8 +91,10 @@ class NearestTrainImages:
             return {}
         queries = ShardDataset(self._shards, split, "images", {self._source: 1})
         query_ids, split_ids = set(image_ids), queries.image_ids()
+        # Positions in the split of the images that were asked for; an image without shards is left out.
         numbers = [number for number, image_id in enumerate(split_ids) if image_id in query_ids]
         neighbors: dict[str, list[str]] = {}
+        # train_TF (T, F) @ feature_F (F,) -> (T,): cosines, because all rows have unit length.
         for number, feature_F in zip(numbers, mean_region_features(queries, numbers), strict=True):
             image_id = split_ids[number]
             # One more than asked for, since a query of the training split finds itself.

@@ -33,6 +33,7 @@ def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str
     The detector and the training data are not part of it: models with other features take the same test. Neither are
     columns of other views, so adding one keeps every fingerprint.
     """
+    # Sorted, so that the order in which samples are read does not count.
     ordered = sorted(samples, key=lambda sample: sample.sample_id)
     image_ids = pa.array({image_id for sample in ordered for image_id in sample.image_ids}, pa.string())
     images = read_rows_of(image_ids, "images", validated, ["image_id", "sha256"])
@@ -40,6 +41,7 @@ def hash_test_set(samples: Iterable[Sample], view: View, validated: Path) -> str
     digest = hashlib.sha256()
     for sample in ordered:
         values = {column.name: sample.values.get(column.name) for column in view.indexed if column.name != "text"}
+        # Hashes of the files, so a re-encoded image makes another test.
         hashes = [pixels.get(image_id, "") for image_id in sample.image_ids]
         row = [sample.sample_id, sample.image_id, sample.source, sample.text, values, *hashes]
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
@@ -60,6 +62,7 @@ def slices_of(
     `text_length`; and the task's own slices, from `task_slices`.
     """
     image_ids = pa.array({image_id for sample in samples for image_id in sample.image_ids}, pa.string())
+    # A row per object, so the count of an id is the image's number of objects.
     objects = Counter(read_rows_of(image_ids, "objects", validated, ["image_id"])["image_id"].to_pylist())
     # An image without objects counts 0 if its dataset (the id's part before `/`) has annotations, else it has no slice.
     with_objects = {image_id.partition("/")[0] for image_id in objects}
@@ -71,12 +74,14 @@ def slices_of(
     for sample in samples:
         slices = [f"dataset={sample.source}"]
         if sample.image_id.partition("/")[0] in with_objects:
+            # NLVR2 has two images per sample.
             count = sum(objects[image_id] for image_id in sample.image_ids)
             slices.append(f"objects={_bin(count, OBJECT_COUNTS, '6+')}")
         if sample.values.get("captions") and sample.image_id in languages:
             slices.append(f"language={languages[sample.image_id]}")
         if sample.values.get("captions"):
             lengths = sorted(count_words(caption) for caption in sample["captions"])
+            # The upper one of two medians.
             slices.append(f"caption_length={_bin(lengths[len(lengths) // 2], TEXT_LENGTHS, '16+')}")
         elif sample.text:
             slices.append(f"text_length={_bin(count_words(sample.text), TEXT_LENGTHS, '16+')}")
@@ -85,4 +90,5 @@ def slices_of(
 
 
 def _bin(value: int, bins: tuple[tuple[int, str], ...], last: str) -> str:
+    # The first bin that the value fits into.
     return next((name for top, name in bins if value <= top), last)

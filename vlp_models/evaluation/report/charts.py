@@ -20,7 +20,7 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
     """Draw lines over steps. Non-finite points are left out; the vertical axis ends at the 99th percentile.
 
     Args:
-        lines: name -> (step, value); the first one is drawn on top. All have the same unit: there is one axis.
+        lines: name -> (step, value); the first one is drawn below the others. All have one unit: there is one axis.
         colors: name -> number of its color; two lines of one color are a training (solid) and its validation (dashed).
             Default: a color per line.
     """
@@ -28,6 +28,7 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
     visible = {}
     for name, points in lines.items():
         finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        # A number beyond the style sheet's colors has no class there, so its line is left out.
         if finite and colors.get(name, MAX_LINES) < MAX_LINES:
             visible[name] = _thin(finite)
     if not visible:
@@ -40,8 +41,10 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
     y_low, y_high = ticks[0], ticks[-1]
 
     def to_pixels(x: float, y: float) -> tuple[float, float]:
+        # A single step is in the middle.
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         up = min(1.0, (y - y_low) / (y_high - y_low))
+        # Pixels count from the top, values from the bottom; values above the axis are drawn at its end.
         return LEFT + across * (CURVE_WIDTH - LEFT - RIGHT), TOP + (1 - up) * (CURVE_HEIGHT - TOP - BOTTOM)
 
     parts = [
@@ -59,6 +62,7 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
     colors_used: set[int] = set()
     for name, points in visible.items():
         color = colors[name]
+        # The second line of a color is the validation.
         dashed = " dashed" if color in colors_used else ""
         colors_used.add(color)
         path = " ".join("{:.1f},{:.1f}".format(*to_pixels(x, y)) for x, y in points)
@@ -88,6 +92,7 @@ def interval_bar(
     width, height = 220, 22
 
     def to_x(number: float) -> float:
+        # A value beyond `top`, or below 0, ends at the edge.
         return max(0.0, min(1.0, number / top if top else 0.0)) * width
 
     covered = "seeds" if of_seeds else "95% interval"
@@ -104,6 +109,7 @@ def interval_bar(
     ]
     if low is not None and high is not None:
         parts.append(f'<line class="whisker" x1="{to_x(low):.1f}" x2="{to_x(high):.1f}" y1="11" y2="11"/>')
+        # The whisker's ends are short vertical lines.
         for end in (low, high):
             parts.append(f'<line class="whisker" x1="{to_x(end):.1f}" x2="{to_x(end):.1f}" y1="7" y2="15"/>')
     parts += [
@@ -121,6 +127,7 @@ def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[fl
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
         color = f"c{index % MAX_LINES}"
+        # Two pixels of margin on either side.
         max_letters = int((width - 4) / LETTER)
         text = label if len(label) <= max_letters else label[: max_letters - 1] + "…"
         fits = x + 2 + LETTER * len(text) <= width  # else it ends at the image's edge, which would cut it off
@@ -142,6 +149,7 @@ def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
     raw = (high - low) / (count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    # The tolerance keeps a tick that rounding has moved past its end.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 10) for i in range(first, last + 1)]
 

@@ -58,6 +58,7 @@ def read_curves(params: Params, workspace: Workspace) -> list[Curve]:
         settings = getattr(params, kind)[name]
         parts = [*settings.recipe.objectives] if kind == "pretrain" else [settings.task]
         columns: dict[str, list[Point]] = {}
+        # Every row of a curve has the same columns.
         for column in rows[0] if rows else ():
             if column and column not in NOT_LOSSES:
                 # Only some rows have a validation loss.
@@ -69,6 +70,7 @@ def read_curves(params: Params, workspace: Workspace) -> list[Curve]:
             columns.pop(f"val_{parts[0]}", None)
         # One chart for the losses, one for the accuracies, and one for each other quantity; the total is drawn first.
         quantities: dict[str, dict[str, list[Point]]] = {"Loss": {}, "Accuracy, %": {}}
+        # Trainings before validations, because the second line of a color is dashed.
         for column in sorted(columns, key=lambda column: (column != "loss", column.startswith("val_"))):
             base = column.removeprefix("val_")
             if base == "loss" or base in parts:
@@ -87,6 +89,7 @@ def _curve(run: str, quantity: str, lines: Mapping[str, Sequence[Point]], palett
     Args:
         palette: objective -> number of its color in the charts before; new ones are added.
     """
+    # `loss` and `val_loss` are one name, and so one color.
     names = list(dict.fromkeys(column.removeprefix("val_") for column in lines))
     parts = [name.removesuffix("_accuracy") for name in names]
     numbers = dict(zip(names, _choose_colors(parts, palette), strict=True))
@@ -96,11 +99,13 @@ def _curve(run: str, quantity: str, lines: Mapping[str, Sequence[Point]], palett
         name = column.removeprefix("val_")
         label = labels[name] + (", validation" if column.startswith("val_") else "")
         labeled[label], colors[label] = points, numbers[name]
+    # The last point of the first line, which is the total where there is one.
     step, value = next(iter(lines.values()))[-1]
     return Curve(
         name=run,
         quantity=quantity,
         chart=line_chart(labeled, f"{run}: {quantity} over steps", colors),
+        # Lines without a color of the style sheet are not drawn, so they are not in the legend either.
         legend=[(labels[name], number) for name, number in numbers.items() if number < MAX_LINES],
         has_validation=any(column.startswith("val_") for column in lines),
         last=f"{value:,.2f} after {step:,.0f} steps",
@@ -114,9 +119,11 @@ def _choose_colors(objectives: Sequence[str], palette: dict[str, int]) -> list[i
         number = palette.get(name)
         if number is None or number in numbers:
             # Not a color of this chart; of the rest, the one that the fewest objectives of other charts have.
+            # A color of the chart so far, or one that another objective of this chart has from earlier charts.
             taken = {*numbers, *(palette[other] for other in objectives if other in palette)}
             free = [color for color in range(MAX_LINES) if color not in taken]
             in_use = list(palette.values())
+            # Among equally rare colors the first one, so that equal reports have equal colors.
             number = min(free, key=lambda color: (in_use.count(color), color), default=MAX_LINES)
         if number < MAX_LINES:
             palette.setdefault(name, number)

@@ -119,6 +119,7 @@ def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highligh
     wrong_cards = min(wrong_count, max(count // 2, count - right_count - unknown_count))
     right_cards = min(right_count, count - wrong_cards)
     cards: list[tuple[Examples, Card]] = []
+    # Right cards first, then wrong ones, then those that cannot be judged.
     for right, number in ((True, right_cards), (False, wrong_cards), (None, count - right_cards - wrong_cards)):
         cards += _take_in_turn(queues[right], number, {card.picture.image_id for _, card in cards})
     rule = f"Not picked by hand: an evenly spaced sample of the {galleries[0].split} split"
@@ -138,6 +139,7 @@ def _take_in_turn(
     while len(taken) < number and any(queues):
         for queue in queues:
             if queue and len(taken) < number:
+                # The first card of an image that is not shown yet, else the first card of the queue.
                 new = (i for i, (_, card) in enumerate(queue) if card.picture.image_id not in used_images)
                 taken.append(queue.pop(next(new, 0)))
                 used_images.add(taken[-1][1].picture.image_id)
@@ -175,6 +177,7 @@ def read_examples(
 def _evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
     """Return `count` rows at even distances; rows are sorted by image, so they are of different images if possible."""
     number = min(count, len(rows))
+    # Position i is at i / number of the rows, rounded down, so the positions are distinct.
     return [rows[i * len(rows) // number] for i in range(number)]
 
 
@@ -183,12 +186,14 @@ def _captioning_cards(workspace: Workspace, pictures: Pictures, predictions: Seq
     references = _rows_by_image("captions", workspace, predictions)
     captions = {row["image_id"]: row["caption"] for row in predictions}
     scenes = read_scenes(workspace.validated / "truth.jsonl", captions.keys())
+    # `[1]`: image id -> whether its caption is true.
     faithful = score_faithfulness(captions, scenes)[1] if scenes else {}
     cards = []
     for row in predictions:
         right = faithful.get(row["image_id"])  # None: no scene to compare with
         after = {None: "", True: "true of the scene", False: "not true of the scene"}[right]
         caption = Line(text=row["caption"] or "(empty)", right=right, strong=True, after=after)
+        # The greedy caption is shown only if the search found another one.
         greedy = [Line(text=f"greedy: {row['greedy']}", soft=True)] if row["greedy"] != row["caption"] else []
         reference_lines = [Line(text=reference["text"], soft=True) for reference in references.get(row["image_id"], ())]
         count = len(reference_lines)
@@ -244,6 +249,7 @@ def _statement_cards(workspace: Workspace, pictures: Pictures, predictions: Sequ
     statements = _rows_by_id(table, key, workspace, predictions)
     cards = []
     for row in predictions:
+        # Public test sets have no labels.
         label = row["label"]
         after = "" if label is None else f", label {str(label).lower()}"
         prediction = Line(
@@ -301,6 +307,7 @@ def _retrieval_cards(workspace: Workspace, pictures: Pictures, predictions: Sequ
                     Line(text=f"rank {query['rank']:,}", right=not missed),
                 ],
                 summary="ranked first" if missed else "",
+                # `top` has (image id, score) pairs, best first.
                 more_picture=pictures.get(query["top"][0][0]) if missed else None,
                 right=not missed,
             )
@@ -325,6 +332,7 @@ def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
                 elif i == prediction and label is not None:
                     right = False
                 lines.append(Line(text=text, right=right, strong=i == prediction, soft=True))
+        # A run of one subtask of VCR has no answers, only rationales.
         hidden = row["answer_label"] is None or row["answer"] is None
         answered_right = None if hidden else row["answer"] == row["answer_label"]
         cards.append(Card(picture=pictures.get(row["image_id"]), lines=lines, right=answered_right))

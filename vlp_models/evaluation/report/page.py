@@ -116,6 +116,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     tables = result_tables(params, workspace, records)
     # (task, dataset) -> the split shown unfolded: the last one that was scored, which is test.
     tested: dict[tuple[str, str], str] = {}
+    # The tables have the test split before the others, so the first split of a dataset stays.
     for table in tables:
         tested.setdefault((table.task, table.dataset), table.split)
     decisions = read_decisions(workspace.reports)
@@ -190,6 +191,7 @@ def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
             task_title = task_class(task).title if task in TASKS else task
             tuned.append(f"{task_title.lower()} ({budget})")
         steps.append(f"fine-tuned for {join_names(tuned)}")
+        # Runs of a task after its first one repeat it with another seed or setting.
         repeats = len(runs) - len(budgets)
         more = f" {repeats} more runs vary the seed or a setting." if repeats > 1 else ""
         sentences.append((model, f"({params.models[model].family}{size}): {', then '.join(steps)}.{more}"))
@@ -203,6 +205,7 @@ def _budget(params: Params, workspace: Workspace, kind: str, run: str) -> str:
     text = f"{steps:,} steps" if steps else f"{epochs} epoch{'s' if epochs > 1 else ''}"
     samples = (read_if_exists(workspace.training(f"{kind}/{run}")) or {}).get("train_samples")
     text += f" of {samples:,} samples" if samples else ""
+    # Named only where the run uses some of the datasets.
     if settings.sources and set(settings.sources) != set(params.data):
         text += f" of {join_names(list(settings.sources))}"
     if kind == "pretrain":
@@ -225,6 +228,7 @@ def data_sizes(params: Params, workspace: Workspace) -> str:
 
 def score_notes(records: Sequence[Record]) -> list[str]:
     """Return what is unusual about scores, each once; those without an interval are one sentence."""
+    # A note may hold several remarks, separated by semicolons; runs repeat them.
     parts = {part for r in records if r["value"] is not None for part in r["note"].split("; ") if part}
     without = {part for part in parts if part.startswith(NO_INTERVAL)}
     notes = sorted(parts - without)
@@ -236,6 +240,7 @@ def few_images(tables: Sequence[ResultTable], split: str) -> str:
     counts = []
     for table in tables:
         few = [row["few"] for row in table.rows]
+        # A number in every row: no metric has enough items for an interval.
         if table.split == split and few and None not in few:
             # Metrics of part of the images have fewer of them than the test set.
             counts.append(max(few))
@@ -360,6 +365,7 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
     figures_by_table: list[list[dict[str, Any]]] = []
     for table in [table for table in tables if table.split == split] or tables:
         task, figures = task_class(table.task), []
+        # The task's own metric, then the other headlines, the last one first.
         for metric in [task.metric, *(name for name in reversed(task.headlines) if name != task.metric)]:
             rows = [row for row in table.rows if row["metric"] == metric and not row["control"]]
             has_trivial = any(set(row["baselines"]) - {HUMAN} for row in rows)
@@ -371,6 +377,7 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
                 bars = [("this model", best["value"], "model")]
                 for name, value in sorted(best["baselines"].items(), key=lambda item: (item[0] == HUMAN, -item[1])):
                     bars.append((name, value, "human" if name == HUMAN else "trivial"))
+                # Percentages share one scale; a bar may be longer for metrics without a maximum, such as CIDEr.
                 longest = max(100.0, *(value for _, value, _ in bars))
                 figures.append(
                     {
@@ -382,6 +389,7 @@ def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]
         figures_by_table.append(figures)
     # Every table's first figure, then every table's second one, and so on.
     in_turn = [figure for rank in zip_longest(*figures_by_table) for figure in rank if figure is not None]
+    # At least one figure per table.
     return in_turn[: max(HEADLINES, len(figures_by_table))]
 
 
@@ -418,6 +426,7 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
     settings = params.evaluate
     pictures = Pictures(workspace, params.validate.max_image_pixels)
     with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
+    # `model_inputs` returns the inputs in the order of the models.
     inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
     result: list[Examples] = []
     for task in TASKS:
@@ -430,6 +439,7 @@ def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[
         # The split of the promotion test first, then test before val before train.
         splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
         for model, names in runs.items():
+            # False sorts before True: runs that read images, then those that start from a pretraining.
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
             thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
             examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
@@ -454,6 +464,7 @@ def _as_cells(row: VariantRow) -> dict[str, Any]:
     best = (min if lower else max)(trivial.items(), key=lambda item: item[1], default=None)
     cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
     if not row.metric.startswith("gain"):
+        # At least 100, so that the bars of a table are on one scale; CIDEr may exceed it.
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
         cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)
     return cells

@@ -50,12 +50,14 @@ class Pictures:
         if isinstance(opened, Picture):
             return opened
         # The boxes are drawn for the size that the page shows, which may be larger than a small image.
+        # In place, with the aspect ratio kept; a smaller image is not enlarged.
         opened.thumbnail((longest, longest))
         return Picture(
             image_id=image_id,
             data=_as_data(opened),
             width=opened.width,
             height=opened.height,
+            # The boxes have the size of a picture whose longer side is `longest`.
             boxes=self._boxes(image_id, *(longest * side / max(opened.size) for side in opened.size)),
         )
 
@@ -65,6 +67,7 @@ class Pictures:
         if isinstance(opened, Picture):
             return opened
         # In pixels, at least one wide and high.
+        # `opened.size * 2` is (width, height, width, height), which scales x1, y1, x2, y2.
         x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, opened.size * 2, strict=True))
         part = opened.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
         factor = side / max(part.size)
@@ -80,9 +83,11 @@ class Pictures:
             return Picture(image_id=image_id, problem="not in the validated tables")
         try:
             with Image.open(self._root / path) as image:
+                # From the header, before anything is decoded.
                 if image.width * image.height > self._max_pixels:
                     return Picture(image_id=image_id, problem=f"{image.width} x {image.height} pixels: too large")
                 if draft:
+                    # A JPEG is decoded at a half, a quarter or an eighth of its size where that is still large enough.
                     image.draft("RGB", (draft, draft))
                 return _flatten_on_gray(image)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
@@ -94,6 +99,7 @@ class Pictures:
             return Markup("")
         regions, classes = self._store.get(image_id), self._store.classes
         labeled_boxes = []
+        # boxes (R, 4) as fractions, class_probs (R, C); a detector's most confident regions come first.
         for box, probabilities in zip(regions.boxes[:BOXES_SHOWN], regions.class_probs[:BOXES_SHOWN], strict=True):
             # The most likely class without background, which is class 0.
             best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
@@ -113,6 +119,7 @@ def _flatten_on_gray(image: Any) -> Any:
 
     from vlp_models.data.images import apply_exif_orientation, to_upright_rgb
 
+    # Modes with an alpha channel, or a palette with a transparent color.
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = apply_exif_orientation(image).convert("RGBA")
         base = Image.new("RGBA", rgba.size, (205, 205, 205, 255))
@@ -145,6 +152,7 @@ def read_figures(params: Params, workspace: Workspace) -> list[ModelFigure]:
         file = workspace.figures(f"pretrain/{run}")
         for value in read_json(file) if file.exists() else ():
             figure = Figure.from_plain(value)
+            # The tables of image paths are read only if there is a figure.
             pictures = pictures or Pictures(workspace, params.validate.max_image_pixels)
             groups = [
                 PatchGroup(

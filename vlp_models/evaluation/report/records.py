@@ -39,6 +39,7 @@ def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
                 headline = bool(record.get("extra")) or record["metric"] in first
                 records.append({**record, **about, "headline": headline})
     order = list(TASKS)
+    # The sort is stable, so a task's runs stay in the order of params.yaml.
     return sorted(records, key=lambda record: order.index(record["task"]))
 
 
@@ -61,6 +62,7 @@ def costs(params: Params, workspace: Workspace, run: str) -> Record:
 
     samples, seconds, memory = values("samples"), values("seconds"), values("peak_memory_mb")
     return {
+        # The first training is the run's own; a model's size is that of the run, not a sum over its chain.
         "parameters": trainings[0].get("parameters") if trainings else None,
         "samples_seen": None if samples is None else int(math.fsum(samples)),
         "training_seconds": None if seconds is None else round(math.fsum(seconds), 1),
@@ -87,6 +89,7 @@ def pipeline_records(workspace: Workspace) -> list[Record]:
 
 
 def _record(run: str, dataset: str, metric: str, value: float, n: int) -> Record:
+    # The same keys as in a record of an evaluation, so that summary.json is one table.
     empty: Record = dict.fromkeys(("low", "high", "seed", "seconds", "peak_memory_mb", "leakage", *COSTS))
     empty |= dict.fromkeys(("split", "model", "family", "variant", "note", "git", "data"), "")
     about = {"run": run, "task": run, "dataset": dataset, "metric": metric, "value": value, "n": n}
@@ -105,6 +108,7 @@ def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[st
             runs = result.setdefault("evaluate", {})
             runs.setdefault(record["run"], {}).setdefault(test, {})[record["metric"]] = record["value"]
     for record in pipeline:
+        # A figure is `AP`, or `PART.AP`; the others, such as those of each class, are in summary.json.
         if record["run"] == "detector" and record["metric"].rpartition(".")[2] in ("AP", "AP50"):
             result.setdefault("detector", {})[record["metric"]] = record["value"]
     return result
@@ -113,6 +117,7 @@ def nested(evaluations: Sequence[Record], pipeline: Sequence[Record]) -> dict[st
 def flatten(value: Any, name: str = "") -> list[tuple[str, float]]:
     """Return the finite numbers of nested mappings by dotted name; lists, texts and booleans are skipped."""
     if isinstance(value, dict):
+        # A nested mapping extends the dotted name, a number ends it.
         return [pair for key, inner in value.items() for pair in flatten(inner, f"{name}.{key}" if name else str(key))]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return [(name, float(value))]

@@ -53,8 +53,10 @@ def label_variants(params: Params) -> dict[str, str]:
 def _flat_settings(params: Params, run: str) -> dict[str, Any]:
     """Return the settings that make a variant by dotted name, those of a start as `pretrain max_epochs`."""
     kinds = [split_start(checkpoint)[0] for checkpoint in params.chain(f"finetune/{run}")]
+    # Without the run itself: `pretrain, initial` for a run that starts from a pretraining.
     flat: dict[str, Any] = {"start": ", ".join(kinds[1:])}
     for depth, (kind, settings) in enumerate(params.settings_of(run)):
+        # The run's own settings have no prefix.
         _flatten_into(flat, f"{kind} " if depth else "", settings)
     return flat
 
@@ -62,6 +64,7 @@ def _flat_settings(params: Params, run: str) -> dict[str, Any]:
 def _flatten_into(flat: dict[str, Any], name: str, value: Any) -> None:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
+            # The prefix of a start ends with a space, which already separates it.
             separator = "" if not name or name.endswith(" ") else "."
             _flatten_into(flat, f"{name}{separator}{key}", inner)
     else:
@@ -73,6 +76,7 @@ def _describe_setting(key: str, value: Any) -> str:
     owner, _, name = key.rpartition(" ")
     prefix = f"{owner} " if owner else ""
     if key == "start":
+        # `initial` ends every chain, so it is not named.
         starts = value.removesuffix("initial").removesuffix(", ")
         return {"": "without pretraining", "pretrain": "pretrained"}.get(starts, f"after {starts}")
     if name in COUNTED and value is not None:
@@ -86,6 +90,7 @@ def _distinct(labels: dict[str, str], params: Params) -> dict[str, str]:
     result = {}
     for run, label in labels.items():
         settings = params.settings_of(run)
+        # The first run of a label defines its settings.
         first_settings = settings_by_label.setdefault((params.finetune[run].task, label), settings)
         result[run] = label if first_settings == settings else f"{label}, as {run}"
     return result
@@ -134,6 +139,7 @@ class Comparison:
         """Return which variant is better, or `inconclusive`."""
         if not pair.is_significant:
             return "inconclusive"
+        # Above 0: a has the higher value.
         better = pair.a if (pair.value > 0) == (self.direction == "higher") else pair.b
         return f"{better} is better"
 
@@ -152,6 +158,7 @@ def variant_rows(records: Sequence[Record]) -> list[VariantRow]:
     for record in records:
         if record["value"] is not None:
             groups.setdefault((record["metric"], record["variant"]), []).append(record)
+    # Metrics in the order of the records.
     order = list(dict.fromkeys(record["metric"] for record in records))
     rows = [_row(metric, variant, group) for (metric, variant), group in groups.items()]
     return sorted(rows, key=lambda row: order.index(row.metric))
@@ -236,6 +243,7 @@ def _read_scores(
             continue
         if reference is None:
             return scores
+        # Item ids in any order: the comparison pairs sums per group of items.
         if scores.test != reference.test or sorted(scores.items) != sorted(reference.items):
             return "measured on another test"
         if (scores.note, scores.statistic) != (reference.note, reference.statistic):
