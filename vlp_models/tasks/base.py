@@ -138,6 +138,7 @@ class TaskModel(nn.Module, ABC):
         self.options: Any = read_options(type(self), info.options)
         self.labels = tuple(labels)
         self.blank_images = info.blank_images
+        # What is read follows from the model's own declaration and from the lengths that it was trained with.
         self.reader = InputReader(
             model.inputs,  # type: ignore[arg-type]
             tokenizer,
@@ -274,6 +275,7 @@ class TaskModel(nn.Module, ABC):
     @classmethod
     def slices(cls, sample: Sample) -> list[str]:
         """Return the slices a sample belongs to, besides those common to all tasks (evaluation/test_set.py)."""
+        # The columns that the view marks as slices; an empty value makes no slice.
         named = (column.name for column in VIEWS[cls.prediction_view].indexed if column.slices)
         return [f"{name}={sample[name]}" for name in named if sample[name]]
 

@@ -237,6 +237,7 @@ class CaptionIndex:
 
         images = open_captioned_images(shards, sources)
         captions = images.references()
+        # Image id -> its number in the shards, each id once.
         numbers = {image_id: number for number, image_id in enumerate(images.image_ids())}
         features_NF = mean_region_features(images, list(numbers.values()), max_regions).astype(np.float16)
         return cls(features_NF, [captions[image_id] for image_id in numbers], list(numbers), tokenizer)
@@ -249,6 +250,7 @@ class CaptionIndex:
         The first of equals; 0 for a query of zeros. Candidates are split into words.
         """
         neighbors = self.nearest(image_id, query_F, count)
+        # A blank image has no neighbors: the first candidate, the beam's caption, stays.
         if not neighbors:
             return 0
         texts = [_without_punctuation(words) for words in candidates]

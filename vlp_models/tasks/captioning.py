@@ -155,6 +155,7 @@ class Captioning(TaskModel):
         self.eval()
         result = self.caption_search.find(cast(Generates, self.model), batch)
         captions = {"caption": result.caption, "greedy": result.greedy}
+        # Without a consensus the chosen caption is the beam's, which is not repeated.
         if self.caption_search.settings.consensus_samples:
             captions["beam"] = result.beam
         rows = []
@@ -219,6 +220,7 @@ class Captioning(TaskModel):
         sets = {name: CaptionSet(candidates=texts, references=references) for name, texts in candidates.items()}
         languages = read_languages(context.validated, references.keys())
         for language, language_references in languages.items():
+            # Only the images with references in this language, against these alone.
             in_language = {image_id: captions[image_id] for image_id in language_references}
             sets[language] = CaptionSet(candidates=in_language, references=language_references)
         human = human_agreement(references)
@@ -226,6 +228,7 @@ class Captioning(TaskModel):
             sets[HUMAN] = human
 
         scored = score_caption_sets(sets, context.progress, context.meteor)
+        # Synthetic datasets have a scene graph for each image; others have no truth.jsonl.
         scenes = read_scenes(context.validated / "truth.jsonl", references.keys())
         if scenes:
             for name, caption_set in sets.items():

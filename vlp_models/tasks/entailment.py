@@ -69,6 +69,7 @@ class Entailment(TaskModel):
 
     def targets(self, samples: Sequence[Sample]) -> Tensor | None:
         labels = [sample["gold_label"] for sample in samples]
+        # One hidden label is enough: the targets are those of the whole batch.
         if any(label is None for label in labels):
             return None
         return torch.tensor([self._index[label] for label in labels])
@@ -158,6 +159,7 @@ def _annotator_agreement(samples: Sequence[Sample]) -> float | None:
     agreeing, total = 0, 0
     for sample in samples:
         labels = sample["annotator_labels"]
+        # Fewer annotations have no majority that one of them could miss.
         if len(labels) > 2:
             agreeing += sum(label == sample["gold_label"] for label in labels)
             total += len(labels)

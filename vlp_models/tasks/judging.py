@@ -40,6 +40,7 @@ def judging_of(task: str) -> Judging:
         ParamsError: unknown task; names the nearest one.
     """
     check_task(task)
+    # A plugin may replace a built-in task, and then its own class decides.
     if _is_built_in(task):
         return BUILT_IN[task]
     definition = task_class(task)

@@ -69,6 +69,7 @@ class StatementTask(TaskModel):
     @torch.no_grad()
     def predict(self, batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         self.eval()
+        # (B, 2) -> (B,): the probability of true.
         p_true_B = self.logits(batch).float().softmax(-1)[:, 1].tolist()
         return [
             {
@@ -180,6 +181,7 @@ class NLVR2(StatementTask):
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info)
+        # A model without this protocol reads one image per text.
         model_images = model.images_per_text if isinstance(model, ReadsSeveralImages) else 1
         if self.options.one_pass and model_images < IMAGES:
             raise ParamsError(

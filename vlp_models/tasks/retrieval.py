@@ -169,6 +169,7 @@ class Retrieval(TaskModel):
         if cast(RetrievalOptions, self.options).same_image_negatives:
             # The number keeps ids distinct if the same sample is twice in a batch.
             image_ids = tuple(f"{number} {sample}" for number, sample in enumerate(batch.sample_ids))
+        # Counted over all processes, so that all of them return the zero loss together.
         if len(number_over_ranks(image_ids)[0].unique()) == 1:
             return zero_loss(first_trainable(self), name)
         if self.by_pairs:
@@ -200,6 +201,7 @@ class Retrieval(TaskModel):
         # Images are equal if their ids are, so ids are compared by their number.
         ids = {image_id: number for number, image_id in enumerate(dict.fromkeys(batch.image_ids))}
         number_I = torch.tensor([ids[image_id] for image_id in batch.image_ids], dtype=torch.int64)
+        # None: caption i belongs to image i.
         owner_N = batch.text.owners(len(batch.image))
         own_B = torch.arange(len(batch)) if owner_N is None else owner_N.cpu()
         # (B, I): 1 where the image is not the caption's own
@@ -240,6 +242,7 @@ class Retrieval(TaskModel):
         if captions:
             text = self.tokenizer.encode_batch(captions, self.info.max_text_len).to(batch.text.ids_BT.device)
             texts_ND = model.embed_text(text).float().cpu().numpy()
+        # Where the captions of each image but the last end.
         ends = np.cumsum([len(sample["captions"]) for sample in samples])[:-1]
         for row, image_D, captions_ND in zip(rows, images_BD, np.split(texts_ND, ends), strict=True):
             row.update({IMAGE: image_D, TEXTS: captions_ND})
@@ -267,6 +270,7 @@ class Retrieval(TaskModel):
         image_ids = [sample.image_id for sample in samples]
         owners = [sample.image_id for sample in samples for _ in sample["captions"]]
         if self.by_embeddings:
+            # (I, D) and (T, D): the batches of the dataset together.
             images_ID, texts_TD = np.stack([row[IMAGE] for row in rows]), np.concatenate([row[TEXTS] for row in rows])
             embedded = rank(image_ids, images_ID, owners, texts_TD)
             if not self.by_pairs:
@@ -385,6 +389,7 @@ def _score_both_directions(
     scores = score_ranks(text_ranks, owners, images, to_image, items=texts)
     scores += score_ranks(image_ranks, [p["image_id"] for p in predictions], captions, to_text)
     captions_per_image = [len(p["captions"]) for p in predictions]
+    # A caption has one right image, an image has all of its captions.
     by_chance = chance([1], images, to_image) | chance(captions_per_image, captions, to_text)
     # An R@k that chance reaches for more than half of the queries has no meaning.
     for i, score in enumerate(scores):
@@ -398,6 +403,7 @@ def _records(ranking: Ranking, in_folds: Ranking | None, samples: Sequence[Sampl
     """Return the records of `Retrieval.postprocess`; the rows of `ranking` are the samples' captions in order."""
     captions = [(sample.image_id, caption) for sample in samples for caption in sample["captions"]]
     similarity_TI = ranking.similarity_TI
+    # (T, 5), (I, 5): the best images of each caption and the best captions of each image.
     images_TK, texts_IK = top_columns(similarity_TI, TOP), top_columns(similarity_TI.T, TOP)
     column_of = {image_id: column for column, image_id in enumerate(ranking.image_ids)}
     records, start = [], 0

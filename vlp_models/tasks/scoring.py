@@ -83,6 +83,7 @@ def gain_over(score: Score, other: Score, metric: str) -> list[Score]:
     """
     if score.value is None or other.value is None or not score.evidence or not other.evidence:
         return []
+    # Both sides are resampled with the same draws, so the interval is that of the difference.
     gain = paired(score.evidence, other.evidence)
     return [Score(metric=metric, value=score.value - other.value, n=score.n, evidence=gain, kept=False)]
 

@@ -156,6 +156,7 @@ class SelfCriticalLoss:
             )
 
         greedy_captions: list[Hypothesis] = []
+        # The baseline's greedy captions are always decoded without dropout.
         with _dropout(self.captioning, enabled=False):
             # Encoded once: greedy and sampled captions start from the same state.
             encoded = EncodedImages(model=self._model, state=self._model.start(batch.image, max_len=self.max_len))
@@ -171,6 +172,7 @@ class SelfCriticalLoss:
     def _validate(self, batch: Batch) -> Loss:
         self._step_start = None  # validation is not part of a step
         captions = greedy(self._model, batch.image, **self._decoder_args) if len(batch) else []
+        # (B, 1) -> (B,): one greedy caption per image.
         rewards_B = self._rewards(batch.image_ids, [[h] for h in captions])[:, 0]
         total = rewards_B.sum()
         return Loss(sum=-total, count=len(rewards_B), parts={"reward_greedy": Part(sum=total, count=len(rewards_B))})
@@ -233,6 +235,7 @@ def self_critical_loss(
 
     captions: dict[str, tuple[str, ...]] = {}
     train: list[str] = []
+    # Validation needs the references of val as well; frequencies are counted over train alone.
     for split in ("train", "val"):
         references = ShardDataset(shards, split, "images", sources, regions=False).references()
         captions |= references
@@ -248,6 +251,7 @@ def self_critical_loss(
         )
 
     def words(image_id: str) -> list[list[str]]:
+        # The end token is a word of each reference, as it is of each finished caption.
         return [[*captioning.tokenizer.split(text), SEP] for text in captions.get(image_id, ())]
 
     # Counted once per run; a resumed run reads the file.

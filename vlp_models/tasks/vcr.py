@@ -146,6 +146,7 @@ class VCR(TaskModel):
         if answers_B4 is not None:
             losses.append(cross_entropy(answers_B4, labels_B2[:, 0], name="vcr_answer"))
         if rationales_BG4 is not None:
+            # In training the right answer is known and so is the only given one: (B, 1, 4) -> (B, 4).
             losses.append(cross_entropy(rationales_BG4[:, 0], labels_B2[:, 1], name="vcr_rationale"))
         return sum_losses(*losses)
 
