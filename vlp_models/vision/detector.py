@@ -201,6 +201,7 @@ class SeededSampler:
         positive, negative = [], []
         for matched_N in matched:
             positive.append(self._choose(matched_N >= 1, self._positives))
+            # Negatives fill up what the positives leave of the image's samples.
             negative.append(self._choose(matched_N == 0, self._samples - int(positive[-1].sum())))
         return positive, negative
 
@@ -231,6 +232,7 @@ class _Resize(GeneralizedRCNNTransform):
         if self._keep_size and max(image.shape[-2:]) <= self.max_size:
             return image, target
         height, width = image.shape[-2:]
+        # Scaled to the maximum, the shorter side still has more than one pixel.
         if min(height, width) * self.max_size > max(height, width):
             return super().resize(image, target)
         # torchvision would round the shorter side of such a strip to no pixel

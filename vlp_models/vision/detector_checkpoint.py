@@ -55,6 +55,7 @@ def save_network(
     """Write weights to `path`, next to a config.json of format `kind`; return a hash of both without `training`."""
     from safetensors.torch import save_file
 
+    # safetensors stores contiguous tensors only; a detector may be in the channels-last layout.
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     save_file(state, path)
     description = {"architecture": to_plain(config), "classes": list(classes)}
@@ -159,6 +160,7 @@ def read_architecture(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {}
     for name, value in record["architecture"].items():
+        # JSON has lists where a config has tuples.
         fields[name] = tuple(value) if isinstance(value, list) else value
     check_numbers(fields)
     return fields

@@ -54,6 +54,7 @@ class RegionExtractor:
         self.feature_dim = detector.config.feature_dim if content == "roi" else len(self.classes) + len(words)
         self._content = content
         self._words = detector.model.roi_heads.word_predictor if words else None
+        # Channels last is the fastest layout for convolutions.
         self._model = detector.model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         self._roi_heads = copy.copy(detector.model.roi_heads)  # the same weights with another threshold
         self._roi_heads.score_thresh = min_score

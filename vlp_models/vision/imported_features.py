@@ -249,6 +249,7 @@ def check_record(record: Record) -> Record:
             raise RecordError(f"{name} with a value that is not finite or too large")
     if record.boxes.shape[1] != 4 or record.width <= 0 or record.height <= 0:
         raise RecordError(f"boxes {list(record.boxes.shape)} in an image of {record.width} x {record.height}")
+    # The largest number of each column; the initial 0 is for an image without regions.
     x1, y1, x2, y2 = record.boxes.max(axis=0, initial=0)
     too_far_right = max(x1, x2) > record.width + OVERHANG
     too_far_down = max(y1, y2) > record.height + OVERHANG
@@ -398,6 +399,7 @@ def _decode_array(row: dict[str, str], name: str, count: int, dtype: type[np.gen
     size = np.dtype(dtype).itemsize
     if count < 1 or len(data) == 0 or len(data) % (size * count):
         raise RecordError(f"{name}: {len(data)} bytes are not {count} rows of {np.dtype(dtype).name}")
+    # (count * k,) -> (count, k): the number of columns follows from the length.
     return np.frombuffer(data, dtype).reshape(count, -1)
 
 

@@ -239,6 +239,7 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
         raise CheckpointError(
             f"{directory / CONFIG}: not a backbone's config ({error}); `dvc repro detector`"
         ) from None
+    # The names start with the background, which is no class of the classifier.
     if len(classes) != (config.num_classes + 1 if config.num_classes else 0):
         raise CheckpointError(
             f"{directory / CONFIG}: names {max(0, len(classes) - 1)} classes, but the classifier has "

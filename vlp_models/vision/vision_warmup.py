@@ -110,6 +110,7 @@ def cell_word_targets(
     for number in np.argsort(-sizes, kind="stable"):
         x1, y1, x2, y2 = boxes_N4[number]
         covered = ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))  # [R, C]: cells whose center is inside
+        # The cell of the object's center, for an object that covers no cell's center.
         row, column = int((y1 + y2) / 2 // cell_side), int((x1 + x2) / 2 // cell_side)
         if not covered.any() and 0 <= row < rows and 0 <= column < columns:
             covered[row, column] = True
@@ -138,6 +139,7 @@ def _encode_cells(encoder: VisionEncoder, examples: Sequence[Example], device: t
     """Return states [K, D] and target words [K, W] of the cells that are not padding."""
     pictures = [picture for picture, _, _ in examples]
     pixels = collate_pixels(pictures, encoder.pixel_input, [None] * len(pictures)).to(device)
+    # (B, R, C, D): the state of each cell, padding included.
     states = encoder.cells(pixels)
     rows, columns = states.shape[1:3]
     targets = [
