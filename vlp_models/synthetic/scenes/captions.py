@@ -38,6 +38,7 @@ def write_captions(scene: Scene, rng: np.random.Generator, misspelled: float = C
     """
     habits = (describe_counts, describe_relation, describe_salient, describe_places)
     texts = [habit(scene, rng) for habit in habits]
+    # The careless annotator has the habit of one of the others, drawn for each scene.
     careless = habits[rng.integers(len(habits))](scene, rng)
     if rng.random() < misspelled:
         careless = _misspell_caption(careless, rng)
@@ -111,6 +112,7 @@ def describe_places(scene: Scene, rng: np.random.Generator) -> str:
     if rng.random() < 0.2:
         return describe_colors(scene, rng)
     phrases = []
+    # Two or three objects, the most salient one first.
     for item in _by_salience(scene)[: rng.integers(2, _MOST_PLACED + 1)]:
         position = _position_of(item)
         where = _pick("L", position, rng, plain=0.8) if position else ""
@@ -137,6 +139,7 @@ def describe_colors(scene: Scene, rng: np.random.Generator) -> str:
 def _add_frame(text: str, number: str, rng: np.random.Generator, closing: float = 0.25) -> str:
     """Add an opening to half of the sentences, and a closing such as `in this picture` to some."""
     draw = rng.random()
+    # Half of the sentences have no opening, a quarter one that agrees in number, a quarter any.
     if draw < 0.5:
         # The first three closings; `of the picture` only fits after a position.
         return text if rng.random() > closing else f"{text} {rng.choice(LEXICON['E'][''][:3])}"
@@ -289,6 +292,7 @@ def alt_text(scene: Scene, other: Scene, rng: np.random.Generator, noise: Noise)
     """Return one alt text for `scene`; a mismatched one describes `other`."""
     mismatched = bool(rng.random() < noise.mismatched)
     described = other if mismatched else scene
+    # Without misspellings: the four kinds of noise are all that differs from the clean text.
     texts = write_captions(described, rng, misspelled=0.0)
     clean = texts[rng.integers(len(texts))]
     # First hypernyms, then dropped words, then boilerplate, whose words stay as they are.
@@ -305,6 +309,7 @@ def replace_noun(word: str) -> str:
     bare = word.rstrip(".,")
     if bare.lower() not in NOUNS:
         return word
+    # Punctuation after the noun stays.
     return ("shapes" if bare.lower() in _PLURALS else "shape") + word[len(bare) :]
 
 

@@ -97,6 +97,7 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     scenes: list[Scene] = []
     texts: list[list[str]] = []
     answered: list[_Answered] = []
+    # Each split is balanced by itself, so in none of them an answer is more likely.
     balances = {split: Balance() for split in SPLITS}
     with progress_bar("drawing scenes", len(jobs), "images") as bar:
         for job, scene in zip(jobs, _render_all(jobs), strict=True):
@@ -119,6 +120,7 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         "questions": 0 if params.generator == "web" else _write_questions(jobs, answered, directory),
     }
     if params.vcr_per_image:
+        # Each purpose has its own stream, so a dataset with VCR has the same captions as one without.
         pictures = [(scene, job.rng("vcr"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
         counts["choices"] = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
     if params.hypotheses_per_image:
@@ -209,6 +211,7 @@ def _write_captions(jobs: list[_Job], texts: list[list[str]], directory: Path) -
     for number, (job, written) in enumerate(zip(jobs, texts, strict=True)):
         sentences = []
         for text in written:
+            # Karpathy's sentence id and COCO's annotation id are the same number.
             sentid = len(annotations)
             annotations.append({"image_id": job.image_id, "id": sentid, "caption": text})
             sentences.append({"tokens": split_words(text), "raw": text, "imgid": number, "sentid": sentid})

@@ -96,6 +96,7 @@ def make_hypotheses(
     balance = {} if balance is None else balance
     first, used = int(rng.integers(len(ENTAILMENT))), set()
     for turn in range(number):
+        # Labels take turns, so each has a third of the hypotheses.
         label = ENTAILMENT[(first + turn) % len(ENTAILMENT)]
         for _ in range(_TRIES):
             text = _draw_neutral(rng) if label == "neutral" else _draw_claim_for(scene, label, rng, balance)

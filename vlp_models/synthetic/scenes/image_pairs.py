@@ -64,6 +64,7 @@ def write_pairs(
     lines: dict[str, list[str]] = {}
     number = dict.fromkeys(("train", "test1"), 0)
     for split in splits:
+        # The official files are train, which has val as a directory, and test1.
         official = "train" if split in DIRECTORIES else "test1"
         folder = root / "images" / official / (str(DIRECTORIES[split]) if split in DIRECTORIES else "")
         folder.mkdir(parents=True)
@@ -128,9 +129,11 @@ def _write_set(
     """Yield the lines about one set, and copy its images into `folder`."""
     scenes = [scene for scene, _, _ in four]
     paths = [path for _, _, path in four]
+    # Positions in `four`: the first two scenes are left ones, the others right ones.
     pairs = [(left, right) for left in range(SIDE) for right in range(SIDE, 2 * SIDE)]
     for number, pair in enumerate(pairs):
         for side, scene_number in enumerate(pair):
+            # As in NLVR2, an image file is named after its pair: `train-0-1-img0.png`.
             shutil.copyfile(paths[scene_number], folder / f"{stem}-{number}-img{side}.png")
     # The first scene's generator draws for the whole set.
     both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]

@@ -76,6 +76,7 @@ def split_words(caption: str) -> list[str]:
     return caption.lower().translate(_NO_PUNCTUATION).split()
 
 
+# To a space, which separates words that a hyphen or a comma joins.
 _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 
 
@@ -87,6 +88,7 @@ def correct_spelling(word: str) -> str | None:
     """
     if word in VOCABULARY:
         return word
+    # Words that differ by more than one letter in length are more than one typo apart.
     similar_length = [entry for entry in VOCABULARY if abs(len(entry) - len(word)) <= 1]
     near = [entry for entry in similar_length if _is_one_typo(word, entry)]
     return near[0] if len(near) == 1 else None
@@ -123,6 +125,7 @@ def misspell(word: str, rng: np.random.Generator) -> str:
 
 def tag_phrases(caption: str) -> list[tuple[str, str]] | None:
     """Return the caption as (part of speech, value) pairs, longest phrases first; None if a word matches no phrase."""
+    # A word that cannot be corrected is None, which is in no phrase.
     words = [correct_spelling(word) for word in split_words(caption)]
     parts, start = [], 0
     while start < len(words):
@@ -191,6 +194,7 @@ class Exactly:
 
     @property
     def facts(self) -> int:
+        # `three shapes` names no attribute, but its number is a fact.
         return max(1, self.count * self.description.named)
 
 
@@ -253,6 +257,7 @@ FACTS_PER_OBJECT = 5  # four attributes and a position
 def informative(claims: Iterable[Claim], scene: Scene) -> float:
     """Return the share, 0 to 1, of the scene's facts (attributes and positions of objects) that true claims state."""
     stated = sum(claim.facts for claim in claims if claim.is_true_of(scene))
+    # A caption may state the same fact twice.
     return min(1.0, stated / (FACTS_PER_OBJECT * len(scene.objects)))
 
 
@@ -263,7 +268,7 @@ _ENTITY = r"[DT#]?[SXC]*NW?"
 _ENTITIES = re.compile(rf"I?{_ENTITY}L?(?:&?{_ENTITY}L?)*O?E?")
 # `a star is left of a circle`
 _RELATION = re.compile(rf"I?({_ENTITY})B?R({_ENTITY})E?")
-# `there is a star at the top of the picture`
+# `a star is at the top of the picture`
 _PLACE = re.compile(rf"I?({_ENTITY})B?LE?O?")
 # `the shapes are red and blue`, `three objects in red`, `red and blue shapes`
 _COLORS = re.compile(r"I?(?:(?P<total>[T#]?)N(?P<verb>B?)M?)?(?P<list>C+(?:&C)?)(?:N)?E?")

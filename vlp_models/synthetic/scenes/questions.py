@@ -229,6 +229,7 @@ class Balance:
     def excess(self, question: Question) -> float:
         """Return how far one more such question would lift its answer above an equal share; negative: it is due."""
         counts = self.answers[question.text]
+        # Because of `_GRACE`, the first two questions with an answer never exceed an equal share.
         share = (counts[question.answer] + 1 - _GRACE) / (counts.total() + 1)
         return share - 1 / len(question.options)
 
@@ -298,6 +299,7 @@ def find_region(item: SceneObject) -> str | None:
     across, down = item.x - 0.5, item.y - 0.5
     if max(abs(across), abs(down)) < _CLEAR:
         return "middle"
+    # Near the center along one axis only: between two regions.
     if min(abs(across), abs(down)) < _CLEAR:
         return None
     vertical = "top" if down < 0 else "bottom"

@@ -120,6 +120,7 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
     are common in small scenes. An object is skipped if no position leaves enough of every object visible.
     """
     shape_weights = rng.dirichlet([1.0] * len(SHAPES))
+    # Below 1 the weights are less even, so a scene repeats few colors.
     color_weights = rng.dirichlet([0.8] * len(COLORS))
     # Objects of a crowded scene may overlap; in others they keep a distance.
     crowded = rng.random() < 0.45
@@ -135,7 +136,9 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
             if attempt == 25:  # a small object may still fit
                 size = "small"
             radius = rng.uniform(*_RADIUS[size])
+            # Corners reach up to a third beyond the nominal radius.
             margin = radius * 1.3
+            # Rounded before anything is drawn, so scenes.jsonl has exactly the numbers of the image.
             new = SceneObject(
                 shape=shape,
                 color=color,
@@ -238,11 +241,13 @@ def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
     """Draw a scene as an RGB image of `side` x `side` pixels; `rng` decides what the scene graph leaves open."""
     # Objects are painted at three times the size and averaged down, which smooths their edges.
     side, big = scene.side, scene.side * SUPERSAMPLING
+    # (3, side, side) * (side, side)
     ground = _background(side, rng) * _shadows(scene)
     canvas = _to_image(ground).resize((big, big), Image.Resampling.BILINEAR)
     for item in scene.objects:
         _paint(canvas, item, big, rng)
     pixels = np.asarray(canvas.reduce(SUPERSAMPLING), dtype=np.float32)
+    # Sensor noise, whose strength differs between images.
     noise = rng.standard_normal((side, side, 3), dtype=np.float32) * np.float32(rng.uniform(1.5, 6.0))
     noise += pixels
     return Image.fromarray(np.clip(noise, 0, 255, out=noise).astype(np.uint8))
@@ -304,6 +309,7 @@ def _shadows(scene: Scene) -> Floats:
     side = scene.side
     mask = Image.new("L", (side, side))
     draw = ImageDraw.Draw(mask)
+    # Shadows fall to the lower right, away from the light.
     shift = 0.016 * side
     for item in scene.objects:
         draw.polygon([(x + shift, y + shift) for x, y in item.points(side)], fill=255)
@@ -317,6 +323,7 @@ def _background(side: int, rng: np.random.Generator) -> Floats:
     columns = np.arange(side, dtype=np.float32)[None, :] / side
     rows = columns.T
     kind, angle = rng.integers(7), rng.uniform(0, 2 * np.pi)
+    # A coordinate along a random direction, 0 in the center and at most 0.71 at a corner.
     ramp = (columns - 0.5) * np.cos(angle) + (rows - 0.5) * np.sin(angle)
     mix: Floats
     if kind == 0:

@@ -65,6 +65,7 @@ def make_questions(scene: Scene, number: int, rng: np.random.Generator) -> Itera
 
 
 def _question(scene: Scene, item: SceneObject, kind: str, rng: np.random.Generator) -> dict[str, Any]:
+    # A tag is a list of object numbers, from 0; here of one.
     tag = [scene.objects.index(item)]
     corner = find_region(item)
     assert corner is not None
