@@ -102,5 +102,6 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
         if config.get(key, value) != value:
             raise ParamsError(f"`{where}.{key}` is {config[key]!r}, but the data has {value}")
     built = build(model_class.config_class, {**config, **facts_of_family}, where=where)
+    # A family with several architectures chooses one by its config.
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
     return fix_batch_norm_gradients(model)

@@ -54,6 +54,7 @@ def write_checkpoint(
     # safetensors stores each tensor once: tied ones under their first name
     weights = {name: t.detach().cpu().contiguous() for name, t in state.items() if name not in tied}
     try:
+        # Hugging Face's loaders require the entry `format`.
         save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
         reason = explain_system_error(error)
@@ -78,6 +79,7 @@ def write_sums(directory: Path) -> None:
     for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != SUMS):
         with path.open("rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+            # On disk before its sum is written, so that a power failure leaves no sum of a truncated file.
             os.fsync(file.fileno())
     (directory / SUMS).write_text("".join(lines), encoding="utf-8")
 

@@ -57,4 +57,5 @@ def convert_cnn(
     mapping = StateDictMapping({**counters, **state})
     weights = {name: mapping.take(name, *tensor.shape) for name, tensor in retained.items()}
     mapping.check(f"a {model}", ignored=tuple(sorted(set(complete) - set(retained))))
+    # `take` returns float32, but counters are integers.
     return {f"{prefix}.net.{name}": tensor.to(retained[name].dtype) for name, tensor in weights.items()}

@@ -42,6 +42,7 @@ class RegionEmbedding(nn.Module):
         super().__init__()
         self.feature_dropout = FeatureDropout(feature_dropout)
         self.compat = compat
+        # W_r of equation 1: the detector's last layer and a projection.
         self.features = nn.Sequential(
             nn.Linear(feature_dim, feature_dim), nn.ReLU(), nn.Linear(feature_dim, hidden), nn.ReLU()
         )
