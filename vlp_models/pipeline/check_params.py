@@ -203,11 +203,13 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
     _check_task(name, run, task, meta_model(model, config_at), model_name)
     # evaluation: metrics of plugins, and captions that must fit
     settings = task.evaluate_settings(params.evaluate, run.task)
+    # A plugin's metric would hide the task's own of the same name.
     for metric in settings.metrics:
         if metric in (task.metric, *task.headlines):
             raise ParamsError(
                 f"params.yaml: `evaluate.metrics: {metric}`: {run.task} has a metric of this name itself; rename yours"
             )
+    # Only a task whose search writes captions has this limit.
     if "max_caption_len" in (task.search_options or ()):
         key = "evaluate.max_caption_len"
         if run.task in params.evaluate.tasks and params.evaluate.tasks[run.task].max_caption_len:
@@ -223,6 +225,7 @@ def _check_task(name: str, run: FinetuneParams, task: type[TaskModel], model: nn
     """
     if run.task not in TASKS.builtin:
         return
+    # Only what a task reads when it is built.
     info = CheckpointInfo(
         family="",
         name=model_name,
@@ -250,6 +253,7 @@ def _finetuned_model(run: str, params: Params) -> tuple[ModelParams, str]:
     else:
         name = params.model_of(run)
         model, where = params.models[name], f"models.{name}.config"
+    # The start's model, then what this run's own `config` changes of it.
     config = params.finetune[run].config
     return replace(model, config={**model.config, **config}), f"finetune.{run}.config" if config else where
 
@@ -262,6 +266,7 @@ def _check_length(where: str, length: int, model: ModelParams, config_at: str, *
         generated: the text is a caption that the model writes.
     """
     config = getattr(meta_model(model, config_at), "config", None)
+    # A plugin's model may have no config, or one without a limit.
     limit = getattr(config, "max_text", getattr(config, "max_positions", None))
     if limit is None:
         return
@@ -325,6 +330,7 @@ def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
         DataError: the evaluation of one of them could not search what it was trained on.
     """
     for name, run in params.finetune.items():
+        # The chain of a run is itself and everything that it starts from.
         if checkpoint in params.chain(f"finetune/{name}") and not run.blank_images:
             task = task_class(run.task)
             task.check_search(task.evaluate_settings(params.evaluate, run.task), shards, run.sources)

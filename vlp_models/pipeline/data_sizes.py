@@ -41,6 +41,7 @@ def explain_sizes(params: Params, workspace: Workspace, *, strict: bool = False)
         if count:
             counts[name] = count
     for name, count in counts.items():
+        # Fewer than intervals need, or than the gate asks for.
         if (few := count[params.promotion.split]) < max(MIN_GROUPS, params.promotion.min_images):
             sentences += _explain_few(params, name, count, few)
     for task in dict.fromkeys(run.task for run in params.finetune.values()):
@@ -60,6 +61,7 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
     source = params.data[name]
     if name in params.generate or not (workspace.root / source.root).is_dir():
         return Counter(), []
+    # A pattern names several listings, whose images are counted in the tables instead.
     if source.format == "pairs" and "*" not in str(source.options.get("pairs", "")):
         typed = cast(pairs.PairsParams, source_params(name, source))
         path = workspace.root / source.root / typed.pairs

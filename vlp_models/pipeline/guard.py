@@ -65,6 +65,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
         if run_by_dvc():  # DVC is not writing dvc.lock while a stage runs
             back_up(workspace.root)
+            # The ancestors are read now, since this process gets another parent when DVC dies.
             threading.Thread(target=_stop_with_dvc, args=(_ancestors(),), daemon=True).start()
         yield
 

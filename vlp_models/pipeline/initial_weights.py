@@ -194,6 +194,7 @@ def first_warmup_step(record: dict[str, Any], workspace: Workspace, image_ids: S
     """
     # the same order of images as in the warm-up, from its recorded settings
     images, _ = _warmup_data(read_boxed(workspace.validated), workspace)
+    # A record of an earlier version may lack newer settings, which then have their defaults.
     p = VisionWarmupParams(**{name: record[name] for name in asdict(VisionWarmupParams()) if name in record})
     return first_step(images, _options(p, record["seed"]), image_ids)
 

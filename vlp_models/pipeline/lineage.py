@@ -157,6 +157,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         "model": config.get("model_config"),
         "start_weights": start_weights,
         "settings": [settings for _, settings in params.settings_of(run)],
+        # Without the start, whose hash differs with its seed; start weights and settings stand for it.
         "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "detector": config.get("detector_id"),
         "code": code_hash(sorted(module for module in modules if module.startswith(f"{PACKAGE}."))),

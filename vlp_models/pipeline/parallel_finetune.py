@@ -49,6 +49,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
         return 0
     # A run may have to be trained if it is stale, or anything before it is.
     stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
+    # What each fine-tuning depends on besides its chain of checkpoints.
     shared = {"shards", "tokenizer", "features", "detector", "validate", "plan"}
     names = []
     for name, start in starts.items():

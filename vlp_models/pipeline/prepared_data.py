@@ -108,6 +108,7 @@ def load_start(model: nn.Module, info: CheckpointInfo, weights: Mapping[str, Ten
         CheckpointError: the checkpoint is damaged, nothing fits, or a name or shape differs and the model does not
             support partial loading (`LoadsPartially`).
     """
+    # Strict, with an error that lists all differences, unless the model accepts a part of the weights.
     if info.model_config == to_plain(model.config) or not isinstance(model, LoadsPartially):
         load_checkpoint_weights(model, weights, checkpoint)
         return []

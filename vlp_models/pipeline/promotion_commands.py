@@ -115,6 +115,7 @@ def _refresh_serving_cache(params: Params, workspace: Workspace, task: str) -> N
 
     refresh_serving_cache(params.tracking, workspace.root, [task])
     if task == "captioning":
+        # The decision stands without this answer: `vlp caption` looks it up itself and reports the reason.
         with suppress(VLPError):
             choose_neighbors(params, workspace.root)
 

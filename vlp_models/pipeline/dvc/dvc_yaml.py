@@ -36,6 +36,7 @@ def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
     """Return the params that a stage declares, such as `pretrain.tden`."""
     entry = stages.get(stage, {})
     names = entry.get("do", entry).get("params", [])  # `do`: of a `foreach` stage
+    # DVC fills `${key}` with the entry of a `foreach` stage.
     return [name.replace("${key}", key) for name in names]
 
 

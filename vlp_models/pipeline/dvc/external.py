@@ -103,6 +103,7 @@ def find_untracked(params: Params, workspace: Workspace) -> list[str]:
     named |= {f"data.{name}": path for name, source in params.data.items() for path in files_outside_root(source)}
     if params.features.path:
         named["features.path"] = params.features.path
+    # A generator writes these folders again in each copy of the project.
     generated = [workspace.raw(name).absolute() for name in params.generate]
     sentences: dict[Path, str] = {}
     for key, name in named.items():
@@ -197,6 +198,7 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
     folder = root / source.root
     key = f"params.yaml: `data.{name}.root: {source.root}`"
     if folder.is_dir():
+        # The right to read lists a folder, the right to execute opens the files in it.
         if is_accessible(folder, os.R_OK | os.X_OK):
             return ""
         return f"{key}: {explain_system_error(PermissionError(errno.EACCES, '', os.fspath(folder)))}"

@@ -439,6 +439,7 @@ def augment(c: Context) -> Stage:
 
 
 def evaluate(c: Context) -> Stage:
+    # Metrics of plugins are code that an evaluation depends on.
     metrics = {name: [code("metrics", metric) for metric in named] for name, named in c.used.metrics.items()}
     entries = {
         name: {

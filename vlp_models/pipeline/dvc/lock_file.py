@@ -94,6 +94,7 @@ def repair(root: Path) -> list[str]:
     stages, saved = read_stages(lock_file), read_stages(backup)
     # An empty lock file is damaged as well: DVC truncates it before it writes.
     damaged = lock_file.exists() and (stages is None or (not stages and bool(saved or not lock_file.stat().st_size)))
+    # Nothing to repair, or a DVC that is alive may be writing at this moment.
     if not (rwlock_damaged or damaged or stages or rwlock.exists()) or dvc_is_running(root):
         return []
     if not damaged:
@@ -106,6 +107,7 @@ def repair(root: Path) -> list[str]:
     elif dropped := _drop_ended_holders(rwlock):
         done.append(f"{RWLOCK}: dropped the entries of DVC processes that have ended: pid {', '.join(dropped)}")
     if damaged and saved:
+        # Kept, because it may have entries that the backup lacks.
         (root / DAMAGED).write_bytes(lock_file.read_bytes())
         write_text(lock_file, backup.read_text(encoding="utf-8"), sync=True)
         done.append(
@@ -204,6 +206,7 @@ def _may_be_running(pid: int, command: str) -> bool:
         return False
     except psutil.Error:  # it may not be examined
         return True
+    # Words of the command line without folders and suffixes: `dvc`, `python -m dvc`, `dvc.exe`.
     return not {name, "dvc"}.isdisjoint(part for word in words for part in Path(word).name.split("."))
 
 

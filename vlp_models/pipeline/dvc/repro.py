@@ -36,6 +36,7 @@ class ShortLog:
         self._is_partial = PARTIAL in os.environ
 
     def write(self, text: str) -> int:
+        # A line may arrive in pieces: what follows the last line break waits for its rest.
         *lines, self._unfinished = (self._unfinished + text).split("\n")
         for line in lines:
             if not LEFT_OUT.match(line) and not (self._is_partial and line == UP_TO_DATE):

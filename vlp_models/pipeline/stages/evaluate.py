@@ -79,6 +79,7 @@ def run(
                     model,
                     dataset,
                     batch_size=settings.batch_size,
+                    # A model trained on blank images is a blind baseline itself.
                     with_blind=bool(settings.blind_baseline) and not model.blank_images,
                     description=f"{key} on {split}",
                 )
@@ -87,6 +88,7 @@ def run(
                     skipped.append(f"{split}: no {model.prediction_view} to score {finetune.task} on")
                     logger.warning("evaluate %s: %s; skipped", key, skipped[-1])
                     continue
+                # Sorted keys, so that equal predictions give equal bytes.
                 lines = (json.dumps(row, ensure_ascii=False, sort_keys=True) for row in predictions)
                 write_text(directory / f"predictions-{split}.jsonl", "".join(f"{line}\n" for line in lines))
                 counts[split] = len(predictions)
@@ -239,6 +241,7 @@ class _Scorer:
             raise ParamsError(f"{where}: {model.task} has a metric of this name itself; rename yours")
         extra = [score_by(load_metric(name), rows, samples) for name in metrics]
         baselines = dict(scored.baselines)
+        # All predictions of a split have the same fields, so the first one decides.
         if model.blind_fields and all(f"{name}_blind" in rows[0] for name in model.blind_fields):
             # the predictions of the blank images, under the names that the metrics read
             blind = [{**row, **{name: row[f"{name}_blind"] for name in model.blind_fields}} for row in rows]
@@ -277,6 +280,7 @@ class _Scorer:
         # what identifies the test: scores are compared on equal tests only
         test = hash_test_set(samples, VIEWS[model.prediction_view], validated)
         slices = slices_of(samples, validated, model.slices)
+        # A copy, to which the statistics of plugins are added.
         statistics = {**model.statistics}
         for name in self._settings.metrics:
             statistics |= load_metric(name).statistics

@@ -192,6 +192,7 @@ def _identity(params: Params, source: RegionSource, device: str) -> dict[str, An
     # the backbone's settings are in its id
     settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
     module = type(source).__module__
+    # Other versions of these libraries may compute other digits.
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
     versions = {name: metadata.version(name) for name in packages}
     return {
@@ -388,6 +389,7 @@ def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
         if without > MAX_MISSING * count
     ]
     if lines:
+        # Outside of `work`, which is deleted below.
         refused = workspace.work("features", "refused")
         write_table(chain.from_iterable(_notes(work, images.chunks)), "quarantine", refused)
         notes = chain.from_iterable(_notes(work, images.chunks))

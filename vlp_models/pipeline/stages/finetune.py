@@ -66,6 +66,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
 
     p, start, where = cast(FinetuneParams, job.section), job.start_info, job.name.replace("/", ".")
     task = task_class(p.task)
+    # The labels of the data now; the head of the start is used below only if its labels are the same.
     labels = task.initial_labels(job.workspace.tokenizer)
     model = build_model(start.family, {**start.model_config, **p.config}, job.data.facts, where=f"{where}.config")
     # the description that the checkpoint carries; options with their defaults

@@ -87,6 +87,7 @@ def planned_settings(params: Params, task: str) -> dict[str, Any]:
 def check_current(params: Params, workspace: Workspace, facts: PlanFacts) -> None:
     """Check that dvc.yaml is what params.yaml gives."""
     file = workspace.root / FILE
+    # A dvc.yaml that the user wrote is not checked.
     if not is_generated(workspace.root) or not file.exists():
         return
     if not is_same_text(file, planned(params, workspace, facts=facts)):
@@ -154,6 +155,7 @@ def code_modules() -> dict[str, dict[str, str]]:
         "generators": GENERATORS,
     }
     return {
+        # `plan` itself depends on the package as a whole.
         "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES if name != "plan"},
         **{kind: dict(places) for kind, places in tables.items()},
     }

@@ -58,6 +58,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     source = params.data[key]
     with record_timing(workspace, f"prepare@{key}"):
         check_roots(params, workspace.root, [key])
+        # Missing after `check_roots`, so it is the folder of a generator that has not run.
         if not is_on_hub(source.root) and not (workspace.root / source.root).is_dir():
             folder, generator = workspace.root / source.root, find_generator(params, key)
             raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
@@ -142,6 +143,7 @@ def _check_images(
                 how = withdrawn.match(result)
             if how:
                 withdrawn_ids[row["image_id"]] = how
+                # An extracted copy of a withdrawn image must not stay in the output.
                 if is_extracted:
                     file.unlink(missing_ok=True)
                 continue
@@ -193,6 +195,7 @@ class _ImageFiles:
         if not self._allow_external and (outside := _outside(Path(row["path"]), folders, self._key)):
             return outside
         path = Path(os.path.abspath(row["path"]))  # noqa: PTH100
+        # A broken link counts as present: opening it gives the reason.
         if os.path.lexists(path):
             return None
         # exactly one file must have a name that differs in letter case, Unicode form or slashes only

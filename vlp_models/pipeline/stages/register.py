@@ -134,6 +134,7 @@ def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[Bu
                 BundledRun(
                     task=task,
                     ranked=ranked,
+                    # A run without a value is not the best, even if it comes first.
                     is_challenger=rank == 0 and ranked.value is not None,
                     bundle=bundle,
                     info=info,

@@ -274,6 +274,7 @@ def _check_features(validated: Path, store: FeatureStore, workspace: Workspace) 
         lost = [image_id for image_id in table["image_id"].to_pylist() if image_id not in store]
         total += len(table)
         missing += len(lost)
+        # The first three by id, whatever the order of the rows.
         examples = sorted([*examples, *lost])[:3]
     if missing:
         raise DataError(

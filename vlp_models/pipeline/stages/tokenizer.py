@@ -131,6 +131,7 @@ class _Corpus:
     def _load(self, table: str, column: str) -> bool:
         """Load a column of a table as `rows`. Return whether there are any."""
         schema = pa.schema([*(SCHEMAS[table].field(name) for name in ("image_id", column)), ("row", pa.int64())])
+        # Numbered, because the join with the images loses the order of the rows.
         self._database.load("rows", number_rows(stream_table(table, self._validated, ["image_id", column])), schema)
         return bool(self._database.value("SELECT count(*) FROM rows"))
 

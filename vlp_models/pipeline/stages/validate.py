@@ -223,6 +223,7 @@ def _check_tables(
             ):
                 rules = rules_for(name, params)
                 results[name] = _check_table(name, sources, rules, suites, crossing, leaks, good, quarantine)
+            # The other tables' rows are checked against the images, good and quarantined.
             if name == "images":
                 crossing.load_images(good.path, quarantine.path)
     return results
@@ -246,10 +247,12 @@ def _check_table(
             quarantine.append(row)
             result.quarantine(row)
             result.bad += 1
+    # So far the counts are those of `prepare`; the rows below are numbered from 0.
     unread, failed_unread, start = result.bad, result.failed.copy(), 0
     files = _files(sources, name)
     for table, facts in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
         rows = add_derived_columns(name, table.to_pylist(), facts, start, leaks)
+        # Captions that their image has already are dropped; they break no rule.
         repeated = {row["row"] for row in rows if row.get("same_as")}
         checked = [row for row in rows if row["row"] not in repeated]
         # rule -> numbers of the rows, in the whole table, that break it
@@ -269,6 +272,7 @@ def _check_table(
                 result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
         lost = bad | repeated
+        # bool (rows,): in the order of the table, to filter it at once.
         is_good = pa.array([number not in lost for number in range(start, start + len(rows))], pa.bool_())
         good_rows = table.filter(is_good)
         if name == "images":
