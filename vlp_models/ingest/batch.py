@@ -33,6 +33,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
 
     Rejected images are deleted. `about` goes into the manifest.
     """
+    # A null verdict means accepted, in both tables: a pair needs an accepted image and its own.
     run = staging.connection.execute
     # files of rejected images that no accepted image shares
     for (stored,) in run(
@@ -60,6 +61,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
                 "height": height,
                 "sha256": sha256.hex(),
                 "pixels": pixels.hex(),
+                # 16 hexadecimal digits of the unsigned hash, whatever sign SQLite stores.
                 "perceptual": None if perceptual is None else f"{unsigned(perceptual):016x}",
                 "from": provenance,
             }
@@ -71,6 +73,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
     )
     schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
     with pq.ParquetWriter(folder / FINGERPRINTS, schema, compression="zstd") as writer:
+        # A fingerprint has several kilobytes, so fewer rows at a time than elsewhere.
         while block := cursor.fetchmany(BLOCK // 8):
             images, fingerprints = zip(*block, strict=True)
             writer.write_table(pa.table({"image": images, "fingerprint": fingerprints}, schema=schema))
@@ -82,6 +85,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
         "splits": splits,
         "rules": count_by_rule(staging),
     }
+    # Written last: a folder without a manifest is not a batch.
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     # the name of the batch
     return digest[:16]
@@ -89,6 +93,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
 
 def write_quarantine(path: Path, staging: Staging) -> None:
     """Write every rejected pair as a JSON line with verdict, rule and reason."""
+    # A pair's own verdict counts before its image's; lines that cannot be read have no image.
     rows = staging.connection.execute(
         "SELECT p.provenance, i.path, coalesce(p.verdict, i.verdict), coalesce(p.rule, i.rule), "
         "coalesce(p.reason, i.reason) FROM pairs p LEFT JOIN images i ON i.id = p.image "

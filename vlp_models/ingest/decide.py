@@ -49,6 +49,7 @@ def _compare_to_index(staging: Staging, index: HashIndex, radius: int) -> None:
     numbers, hashes = [], []  # of images with a perceptual hash
     for image, split, sha256, pixels, perceptual in _undecided(staging):
         splits[image] = split
+        # The second column is 1 if the bytes are equal as well, not only the pixels.
         matches = index.connection.execute(
             "SELECT id, sha256 = ?1 FROM images WHERE sha256 = ?1 OR pixels = ?2", (sha256, pixels)
         )
@@ -60,6 +61,7 @@ def _compare_to_index(staging: Staging, index: HashIndex, radius: int) -> None:
             hashes.append(unsigned(perceptual))
     if radius >= 0 and hashes:
         images, image_hashes = np.array(numbers), np.array(hashes, np.uint64)
+        # The submission is indexed and the dataset streams past it: the dataset may be too large for memory.
         near = HammingIndex(image_hashes, radius)
         for ids, indexed_hashes in index.perceptual_blocks():
             # positions in the block, and in `images`
@@ -136,6 +138,7 @@ def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) 
             keys.append(position)
             if original is None:
                 how = f"at most {radius} of 64 perceptual bits apart"
+                # Images with the same hash first, then those with a near one.
                 for candidate in (first[p] for p in (position, *near.get(position, ())) if p in first):
                     if _thumbnails_agree(staging.fingerprint_of(candidate[0]), staging.fingerprint_of(image)):
                         original = candidate
@@ -146,6 +149,7 @@ def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) 
         if original is None:
             new[image] = split
             for key in keys:
+                # The first image of a key stays its original.
                 first.setdefault(key, (image, split))
             continue
         path = staging.connection.execute("SELECT path FROM images WHERE id = ?", (original[0],)).fetchone()[0]
@@ -162,6 +166,7 @@ def _near_values(values: np.ndarray, radius: int) -> dict[int, set[int]]:
     near: dict[int, set[int]] = defaultdict(set)
     if radius > 0 and len(values):
         for a, b in HammingIndex(values, radius).pairs(values):
+            # `pairs` yields each pair in both directions: use one of them.
             for i, j in zip(a[a < b].tolist(), b[a < b].tolist(), strict=True):
                 near[i].add(j)
                 near[j].add(i)
@@ -176,6 +181,7 @@ def _undecided(staging: Staging) -> Iterator[tuple[int, str, bytes, bytes, int |
 
 
 def _write(staging: Staging, verdicts: dict[int, Verdict]) -> None:
+    # Without explicit transactions every update would be one of its own.
     staging.connection.execute("BEGIN")
     staging.connection.executemany(
         "UPDATE images SET verdict = ?, rule = ?, reason = ? WHERE id = ?",

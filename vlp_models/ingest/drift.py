@@ -38,6 +38,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     # batches that the last training did not have
     new = [batch.name for batch in batch_folders(dataset) if batch.name not in reference["batches"]]
     rows = Rows(dataset, new)
+    # A batch may have evaluation pairs only.
     if not new or not any(True for _ in rows):
         report["notes"].append("no new training pairs since the last training")
         return _finish(report, workspace)
@@ -69,6 +70,7 @@ class Rows:
 
     def images(self) -> Iterator[dict[str, Any]]:
         """Yield the first row of each image."""
+        # Rows of one image are adjacent, so the last hash is enough.
         last = ""
         for row in self:
             if row["sha256"] != last:
@@ -107,6 +109,7 @@ def _add_embeddings(
     if len(means) < MIN_IMAGES:
         report["notes"].append("embeddings not compared: too few images have regions")
         return
+    # The projection of the training statistics: under another seed the points could not be compared.
     points = np.array(embed(np.stack(means), reference["seed"]))
     report["measures"].append(compare_embeddings(np.array(reference["points"]), points, p))
 

@@ -38,6 +38,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
         except (OSError, yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: not a .dvc file of one folder ({first_line(error)}); see ingest.fetch") from None
         folders.append(folder)
+        # `dvc import` records where the data comes from under `deps`, `dvc add` does not.
         (imports if entry.get("deps") else pulled).append(name)
     if not only_list:
         if imports:
@@ -50,6 +51,7 @@ def fetch(root: Path, files: list[str], *, only_list: bool = False) -> list[Path
 def track(root: Path, dataset: Path) -> None:
     """Run `dvc add` for every batch without a .dvc file; one file a batch, so only new batches cost time."""
     batches = batch_folders(dataset)
+    # Each batch has its own .dvc file next to its folder.
     new = [str(batch.relative_to(root)) for batch in batches if not batch.with_name(f"{batch.name}.dvc").exists()]
     for start in range(0, len(new), BATCHES_PER_COMMAND):
         _dvc(root, "add", "--quiet", *new[start : start + BATCHES_PER_COMMAND])

@@ -60,6 +60,7 @@ class HashIndex:
 
     def __init__(self, path: Path, name: str, *, keypoints: bool) -> None:
         self._name = name
+        # Odd with keypoints, even without: a change of either setting rebuilds the index.
         self._version = 2 * _VERSION + keypoints
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -69,6 +70,7 @@ class HashIndex:
             self.connection = self._open(path)
 
     def _open(self, path: Path) -> sqlite3.Connection:
+        # `isolation_level=None`: transactions begin and end where the code states it.
         connection = sqlite3.connect(path, isolation_level=None, uri=False)
         try:
             # A kill loses nothing; what a power cut loses is read from the batches again.
@@ -77,6 +79,7 @@ class HashIndex:
             connection.execute("PRAGMA temp_store = FILE")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != self._version:
+                # A new file has version 0 and no tables; tables under another version belong to another schema.
                 if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     raise sqlite3.DatabaseError("another version")
                 connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {self._version}; COMMIT;")
@@ -185,6 +188,7 @@ class HashIndex:
                 perceptual = signed(hashes.perceptual)
                 rows.append((origin, hashes.sha256, hashes.pixels, perceptual, hashes.fingerprint.to_bytes(), number))
             with self._transaction():
+                # Number, path and state are in `listed` already: join them by rowid.
                 self.connection.executemany(
                     f"INSERT INTO images (origin, {columns}, sha256, pixels, perceptual, fingerprint) "
                     f"SELECT ?1, {columns}, ?2, ?3, ?4, ?5 FROM listed WHERE rowid = ?6",
@@ -240,6 +244,7 @@ class HashIndex:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Commit, or roll back on an error. Python's own transactions start too late for several statements."""
+        # IMMEDIATE takes the write lock now, not at the first change.
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -309,6 +314,7 @@ def read_fingerprints(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def signed(value: int | None) -> int | None:
     """Convert an unsigned 64-bit integer to SQLite's signed one."""
+    # Two's complement: values with the highest bit set become negative.
     return None if value is None else value - (1 << 64) if value >> 63 else value
 
 

@@ -53,6 +53,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
         print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/guides/new-data.md)")
         return _finish(report, workspace, params, check)
     dataset = workspace.root / p.dataset
+    # One ingest at a time: two would write the index, and ingest the same submission twice.
     with file_lock(workspace.root / ".work" / "ingest" / "lock", "`vlp ingest`"):
         tracked = fetch(workspace.root, p.fetch, only_list=check)
         if not check:
@@ -158,6 +159,7 @@ def _ingest_one(submission: Submission, entry: dict[str, Any], run: _Run, check:
                 entry["state"] = "unfinished"
                 return ""
             if not problem and entry["new"]:
+                # The rename in `publish` commits the batch; all that follows can be repeated by the next run.
                 problem = publish(partial, run.dataset / name)
             if problem:
                 entry["state"] = "rejected"
@@ -264,6 +266,7 @@ def index_datasets(index: HashIndex, params: Params, workspace: Workspace, *, ha
 
 def publish(partial: Path, batch: Path) -> str:
     """Commit a batch: flush its content to disk, then rename it into the dataset. Return why it cannot be, if so."""
+    # Without it, a power cut could leave the renamed folder with empty files.
     os.sync()
     batch.parent.mkdir(parents=True, exist_ok=True)
     if not batch.exists():
@@ -281,6 +284,7 @@ def _shorten(name: str) -> str:
     encoded = os.fsencode(name)
     if len(encoded) <= MAX_NAME:
         return name
+    # `ignore`: the cut may go through a character of several bytes.
     return f"{encoded[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:12]}"
 
 
@@ -296,6 +300,7 @@ def _partial_batch(dataset: Path) -> Iterator[Path]:
     dataset.parent.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix=f".{dataset.name}.partial-", dir=dataset.parent))
     try:
+        # `mkdtemp` creates it for this user only.
         path.chmod(0o755)
         yield path
     finally:

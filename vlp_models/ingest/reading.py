@@ -50,6 +50,7 @@ class Staging:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self.connection = sqlite3.connect(path, isolation_level=None)
+        # The file is deleted and read again after a crash, so it needs neither a journal nor flushes.
         for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096", "temp_store = FILE"):
             self.connection.execute(f"PRAGMA {setting}")
         self.connection.executescript(_SCHEMA)
@@ -90,6 +91,7 @@ class Staging:
                 image, first_split, together, first_provenance = run(
                     "SELECT id, split, together, provenance FROM images WHERE path_key = ?", (path_key,)
                 ).fetchone()
+                # An image has one split and one group: a row that contradicts an earlier one is rejected.
                 if split != first_split:
                     reason = f"the image is {split} here and {first_split} in {first_provenance}"
                     raise RecordError(reason, rule="split_disjoint")
@@ -125,6 +127,7 @@ class Staging:
     def hash_images(self, job: HashJob, processes: int) -> None:
         """Check, hash and store every image that a valid row names."""
         # all paths first: a table must not change while it is read
+        # Images without a valid row are not read at all.
         items = self.connection.execute(
             "SELECT id, path, split != 'train' FROM images WHERE id IN "
             "(SELECT image FROM pairs WHERE verdict IS NULL) ORDER BY id"
@@ -170,6 +173,7 @@ class Staging:
     def _add_unreadable(self, tables: Tables) -> None:
         for row in tables["quarantine"]:
             self._add_bad(printable(row["provenance"]), row["rule"], row["reason"])
+        # The list is in memory: empty it once its rows are stored.
         tables.rows["quarantine"] = []
 
     def _add_bad(self, provenance: str, rule: str, reason: str) -> None:

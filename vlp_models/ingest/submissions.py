@@ -55,6 +55,7 @@ class Submission:
         """Stat every file without opening any. A file that disappears meanwhile counts as a change just now."""
         root, lines, age, now = str(self.folder), [], math.inf, time.time()
         try:
+            # Directories count for the age, but only files for the hash.
             for path, status in self._entries():
                 # the change time is the kernel's; a clock that was ahead gives a time in the future
                 age = min(age, abs(now - status.st_ctime))
@@ -63,6 +64,7 @@ class Submission:
                     lines.append(f"{path[len(root) :]}\0{about}".encode("utf-8", "surrogateescape"))
         except FileNotFoundError:
             return Snapshot("", -math.inf, 0)
+        # Sorted, since the file system lists names in any order.
         digest = hashlib.sha256(b"\n".join(sorted(lines)))
         return Snapshot(digest.hexdigest(), age, len(lines))
 
@@ -115,6 +117,7 @@ def find_submissions(inbox: Path | None, tracked: list[Path]) -> tuple[list[Subm
             notes.append(f"{path}: unreadable: {explain_system_error(error)}")
             continue
         if len(listings) == 1:
+            # A .dvc file next to the folder means that DVC tracks it, although `ingest.fetch` does not name it.
             by_dvc = path in tracked or os.path.exists(f"{path}.dvc")  # noqa: PTH110 - Path raises for a name too long
             submissions.append(Submission(printable(path.name), path, listings[0], dvc_tracked=by_dvc))
         elif listings:
