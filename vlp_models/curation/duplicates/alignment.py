@@ -79,6 +79,7 @@ def _estimate_transform(source: Keypoints, target: Keypoints) -> tuple[np.ndarra
     if near.sum() < MIN_INLIERS:
         return None, 0
     # pairs of corners that are each other's nearest
+    # A corner in a repeated pattern has many near ones: mutual pairs leave out most of them.
     mutual = near & (distance.argmin(axis=0)[nearest] == rows)
     if mutual.sum() < MIN_INLIERS:
         return None, 0
@@ -95,6 +96,7 @@ def _estimate_transform(source: Keypoints, target: Keypoints) -> tuple[np.ndarra
 
 def _hamming_distances(a_KB: np.ndarray, b_LB: np.ndarray) -> np.ndarray:
     """Return differing bits of 256, uint16 [K, L]. Word by word: numpy sums short last axes slowly."""
+    # (K, 32) bytes -> (4, K, 1) and (4, 1, L) words of 64 bits, which broadcast to (4, K, L).
     a_4K1, b_41L = a_KB.view(np.uint64).T[:, :, None], b_LB.view(np.uint64).T[:, None, :]
     bits_4KL = np.bitwise_count(np.ascontiguousarray(a_4K1) ^ np.ascontiguousarray(b_41L))
     # the sum of three words, at most 192, fits into uint8
@@ -116,6 +118,7 @@ def _compare(
     overlap = cv2.warpAffine(np.full(size, 255, np.uint8), transform, size, flags=cv2.INTER_LINEAR) >= 250
     # how much of each image is in the overlap
     of_indexed = overlap.mean()
+    # The overlap's area in pixels of the query: divided by the factor by which the transform changes areas.
     of_query = min(1.0, of_indexed / max(abs(np.linalg.det(linear)), 1e-6))
     if max(of_indexed, of_query) < MIN_LARGER_COVERAGE or min(of_indexed, of_query) < MIN_SMALLER_COVERAGE:
         return None

@@ -48,6 +48,7 @@ _FIXED_BYTES = 12 + THUMB * THUMB * 3
 # The 64 lowest frequencies along the diagonals, without the mean.
 _ORDER = sorted(((u, v) for u in range(_REACH) for v in range(_REACH) if u + v), key=lambda f: (f[0] + f[1], f[0]))
 _ROWS, _COLUMNS = (np.array(axis) for axis in zip(*_ORDER[:HASH_BITS], strict=True))
+# (11, 32): the rows of the discrete cosine transform that are needed.
 _COSINES = np.cos(np.pi * np.outer(np.arange(_REACH), 2 * np.arange(THUMB) + 1) / (2 * THUMB)) * np.sqrt(2 / THUMB)
 _COSINES[0] /= np.sqrt(2)  # now orthonormal
 
@@ -156,6 +157,7 @@ def _select_spread_out(positions: np.ndarray, strengths: np.ndarray, width: int,
     # K corners: the field of each, row by row
     column, row = (positions * FIELDS / (width, height)).astype(int).T
     field = row * FIELDS + column
+    # `lexsort` sorts by its last key first: by field, then by strength, and ties by position.
     order = np.lexsort((positions[:, 0], positions[:, 1], -strengths, field))
     # rank within its field: 0 for the strongest corner of each field, 1 for the second, ...
     rank = np.arange(len(order)) - np.searchsorted(field[order], field[order])

@@ -5,8 +5,8 @@ Images: `prepare` reads every image once and stores its fingerprint in `fingerpr
 pixels, such as a placeholder that a website returns for each missing photo, only one is indexed.
 
 Sentences: two match if deleting at most one word from each makes them equal (a word replaced, added or dropped). Case,
-punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each
-word of the evaluation sentences.
+punctuation and spaces do not count. Both are compared by hashes, so memory holds one hash for each word of the
+evaluation sentences.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def find_leaks(
                 for batch in file.iter_batches(columns=["image_id"]):
                     held_out_rows += sum(name in held_out for name in batch["image_id"].to_pylist())
     starts = range(0, held_out_rows, indexed)
+    # Rounded up: the last batch may be smaller.
     batch_count = -(-rows // BATCH)
     # more processes than blocks: cut the batches of all images into shares
     shares = max(1, min(workers // max(1, len(starts)), batch_count // _WORTH_A_PROCESS)) if mapper is None else 1

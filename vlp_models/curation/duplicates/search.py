@@ -88,6 +88,7 @@ class NearDuplicateIndex:
             self._hashes = HammingIndex(np.array(hashes, np.uint64), rules.max_hash_distance)
         # two views of each image: view 2 n is image n, view 2 n + 1 its mirror image
         views = [view for fingerprint in fingerprints for view in (fingerprint.keypoints, fingerprint.mirrored)]
+        # (keypoints of all views,): the view of each keypoint.
         owners = np.repeat(np.arange(len(views)), [len(view) for view in views])
         self._keypoints: KeypointIndex | None = None
         if rules.keypoints and len(owners):
@@ -195,6 +196,7 @@ class HammingIndex:
         for number, (band, order, keys) in enumerate(zip(self._bands, self._orders, self._sorted, strict=True)):
             query_keys = self._key(queries, band)
             # indexed hashes with the query's key in this band are a run of the sorted keys
+            # The run of a key starts at `low` and has `counts` entries.
             low = np.searchsorted(keys, query_keys, "left")
             counts = np.searchsorted(keys, query_keys, "right") - low
             for rows, positions in _candidates(low, counts, PAIRS_BLOCK):
@@ -269,6 +271,7 @@ class KeypointIndex:
             empty = np.zeros(0, np.int64)
             return empty, empty, empty
         distinct = _sorted_distinct(np.concatenate(meetings))
+        # A pair of images as one number, query * images + indexed: counting equal numbers counts shared keypoints.
         pairs, shared = np.unique(owners[distinct // images] * images + distinct % images, return_counts=True)
         return pairs // images, pairs % images, shared
 

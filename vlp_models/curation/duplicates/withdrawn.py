@@ -109,6 +109,7 @@ class WithdrawnList:
         self._bytes = {image.sha256 for image in images}
         self._pixels = {image.pixels for image in images}
         self._ids = {name for image in images for name in image.images}
+        # Without a fingerprint nothing verifies a near hash, so the distance is stricter.
         self._radius = min(rules.max_hash_distance, HASH_ONLY_DISTANCE)
         self._perceptual = np.array(sorted({value for image in images for value in image.perceptual}), np.uint64)
         fingerprints = [image.fingerprint for image in images if image.fingerprint is not None]

@@ -45,6 +45,7 @@ _REPEATED = """
     SELECT h.row, o.provenance AS id_of
     FROM here h JOIN ids ON h.id IS NOT DISTINCT FROM ids.id AND h.row <> ids.first JOIN here o ON o.row = ids.first
 """
+# Repeated ids are reported once, by `id_of`: such rows take no part in the comparison of captions.
 _SAME_AS = """
     WITH alone AS (SELECT * FROM here h ANTI JOIN repeated r ON h.row = r.row WHERE h.key IS NOT NULL),
     keys AS (SELECT key, min(row) AS first FROM alone GROUP BY key HAVING count(*) > 1)

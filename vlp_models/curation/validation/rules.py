@@ -83,6 +83,7 @@ TEXT_RULES = (  # name and column, reason, description
 def passes(check: Check, value: Any) -> bool:
     """Return whether one value passes a check; a null breaks `Present` and nothing else."""
     if isinstance(check, Present):
+        # NaN is the one value that differs from itself.
         return value is not None and value == value
     if value is None:
         return True

@@ -28,6 +28,7 @@ from great_expectations.data_context.types.base import (
 
 from vlp_models.curation.validation.rules import Between, Check, Matches, OneOf, Present, Rule
 
+# COMPLETE lists every row that breaks a rule, by its column `row`.
 RESULTS = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row"]}
 ROW = "row"  # the column that identifies a row: its id may be the problem
 EVERY_ROW = ("unexpected_list", "unexpected_index_list", "unexpected_index_query")  # left out of the JSON: unbounded
