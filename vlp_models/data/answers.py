@@ -102,6 +102,7 @@ def soft_scores(answers: Sequence[str], vocabulary: Mapping[str, int]) -> dict[i
     """
     if is_exact(answers):
         return {vocabulary[answer]: 1.0 for answer in answers if answer in vocabulary}
+    # Answer -> how many annotators gave it.
     counts = Counter(answers)
     return {
         vocabulary[answer]: SOFT_SCORES[min(n, len(SOFT_SCORES) - 1)]

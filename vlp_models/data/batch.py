@@ -81,6 +81,7 @@ class Regions(_TensorRecord):
 
     def pooled_BF(self) -> Tensor:
         """Return each image's mean feature, normalized to length one; zeros if it has no regions."""
+        # The sum has the direction of the mean, and its length is normalized: no division by the count is needed.
         return normalize((self.features_BRF * self.mask_BR[..., None]).sum(1), dim=1)
 
     def blanked(self) -> Regions:
@@ -202,6 +203,7 @@ class Text(_TensorRecord):
         The [SEP] of a truncated text does not count.
         """
         if self.cut_B is None:
+            # (B, T): position t has a next token if position t + 1 holds one; the last position never does.
             return pad(self.mask_BT[:, 1:], (0, 1))
         # the last token of each text
         ends_BT = self.mask_BT & ~pad(self.mask_BT[:, 1:], (0, 1))
@@ -209,6 +211,7 @@ class Text(_TensorRecord):
 
     def next_tokens(self, at_BT: Tensor) -> Tensor:
         """Return int64 [M]: the tokens right after these positions, in row-major order."""
+        # (B, T) -> (M,): shifted by one; the last column has no next token.
         return self.ids_BT[:, 1:][at_BT[:, :-1]]
 
     def owners(self, images: int) -> Tensor | None:
@@ -229,9 +232,8 @@ Image = Regions | Pixels | PixelSets
 class Batch(_TensorRecord):
     """One step's input. `targets` depends on the task: see the task's file.
 
-    image  None in a text-only batch; may have several rows per sample (`image_owner_M`), or one for several samples
-    with
-           one text each (`Text.owner_N`)
+    image  None in a text-only batch; may have several rows per sample (`image_owner_M`), or one row
+           for several samples with one text each (`Text.owner_N`)
     text   None in an image-only batch; may have several rows per sample (`Text.owner_N`)
     image_ids      one per row of `image`
     image_owner_M  int64, non-decreasing; the sample that each image belongs to. None: image i belongs to sample i
@@ -277,6 +279,7 @@ class Batch(_TensorRecord):
         # each image's index in its row: owner_M does not decrease, so a row's images start where it occurs first
         place_M = torch.arange(len(owner_M), device=owner_M.device) - torch.searchsorted(owner_M, owner_M)
         shape = (len(self), int(place_M.max()) + 1 if len(place_M) else 1)  # B, K
+        # (M,) positions in the flattened (B, K).
         slots_M = owner_M * shape[1] + place_M
         rows = image.map_tensors(lambda x_M: _spread(x_M, slots_M, shape))
         if isinstance(rows, Pixels):
@@ -286,6 +289,7 @@ class Batch(_TensorRecord):
         regions = rows.mask_BR.shape[2]
         place_R = torch.arange(shape[1], device=owner_M.device).repeat_interleave(regions)
         joined = rows.map_tensors(lambda x_BKR: x_BKR.flatten(1, 2))
+        # (B, K * R): the same for every row, so the memory is shared.
         return dataclasses.replace(joined, place_BR=place_R.expand(shape[0], -1))
 
     def select(self, index_N: Tensor) -> Batch:
@@ -316,6 +320,7 @@ def collate_regions(images: Sequence[RegionArrays], max_regions: int, *, scores:
     """
     # regions are sorted by confidence, so the first ones are the most confident
     counts = [min(len(image), max_regions) for image in images]
+    # At least one row, for a batch in which no image has a region.
     rows = max(1, *counts)
     shape = (len(images), rows)
     # float16 on disk becomes float32 here; padding stays zero
@@ -380,6 +385,7 @@ def prepend_objects(regions: RegionArrays, boxes: Sequence[Sequence[float]]) -> 
 
 def image_owners(samples: Sequence[Sample]) -> Tensor | None:
     """Return int64 [M]: the sample of each image; None if each sample has one."""
+    # (M,): 0, 0, 1, ... for samples of two images, one image, ...
     counts = torch.tensor([len(sample.image_ids) for sample in samples], dtype=torch.int64)
     return None if bool((counts == 1).all()) else torch.arange(len(samples)).repeat_interleave(counts)
 

@@ -49,6 +49,7 @@ def find_folder(source: str, root: Path, where: str) -> Path:
     # refuses another version of the package than DVC recorded
     check_recorded(source, root, where)
     berts = []
+    # The package's files are in any folder of it: the one with a config and weights is the BERT.
     for folder in {path.parent for path in package_files(source, where).values()}:
         if (folder / CONFIG).exists() and any((folder / name).exists() for name in WEIGHTS):
             berts.append(folder)

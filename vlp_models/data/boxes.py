@@ -18,8 +18,11 @@ from vlp_models.data.batch import Pixels
 def boxes_in_image(boxes_BR4: Tensor, image: Pixels) -> Tensor:
     """Map pixels of the model's input to fractions of the upright images, clipped to what is visible. [B, R, 4]"""
     matrix_B23, window_B4 = _placement(image)
+    # Clip to the content before mapping: padding has no place in the image.
     visible_BR4 = _clip(boxes_BR4, visible_part(image))
+    # Clip to the window after mapping: pixels that an augmentation filled in show nothing of the image.
     image_BR4 = _clip(_transform(visible_BR4, matrix_B23), window_B4)
+    # A box that is not visible becomes all zeros, rather than a line at the edge.
     return image_BR4 * has_area(visible_BR4)[..., None]
 
 
@@ -60,6 +63,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     # disjoint boxes have a negative side
     common = sides.clamp(min=0).prod(-1)
     union = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - common
+    # `tiny` instead of 0: two boxes without area overlap by 0, not by NaN.
     return common / union.clamp(min=torch.finfo(union.dtype).tiny)
 
 
@@ -81,6 +85,7 @@ def _transform(boxes_BR4: Tensor, matrix_B23: Tensor) -> Tensor:
     corners_BR42 = torch.stack([torch.stack([x, y], -1) for x in (x1, x2) for y in (y1, y2)], -2)
     matrix_B1 = matrix_B23[:, None].to(boxes_BR4.dtype)
     # a rotated box is no upright box: take the smallest one around its corners
+    # (B, R, 4, 2) @ (B, 1, 2, 2) + (B, 1, 1, 2): the linear part, then the shift.
     moved_BR42 = corners_BR42 @ matrix_B1[..., :2].transpose(-1, -2) + matrix_B1[..., 2][..., None, :]
     return torch.cat([moved_BR42.amin(-2), moved_BR42.amax(-2)], -1)
 

@@ -63,6 +63,7 @@ def psi(reference: np.ndarray, new: np.ndarray) -> float:
     """Return the population stability index of two histograms; 0.5 is added to every bin that either side uses."""
     # bins that neither side uses add nothing
     used = (reference + new) > 0
+    # Half a count per bin: an empty bin would give an infinite logarithm.
     a, b = (side[used] + 0.5 for side in (reference, new))
     a, b = a / a.sum(), b / b.sum()
     return float(((b - a) * np.log(b / a)).sum())
@@ -74,6 +75,7 @@ def js_divergence(reference: np.ndarray, new: np.ndarray) -> float:
     middle = (a + b) / 2
 
     def divergence(side: np.ndarray) -> float:
+        # Empty bins contribute 0, the limit of x log x.
         some = side > 0
         return float((side[some] * np.log2(side[some] / middle[some])).sum())
 
@@ -92,14 +94,17 @@ def mmd(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[float, 
     """
     # squared distances of all pairs, [N + M, N + M]
     points = np.concatenate([x, y])
+    # |x - y|^2 = |x|^2 + |y|^2 - 2 xy; rounding may make it slightly negative.
     norms = (points**2).sum(axis=1)
     distances = np.maximum(norms[:, None] + norms[None] - 2 * points @ points.T, 0)
     width = np.median(distances[np.triu_indices(len(points), 1)])
     kernel = np.exp(-distances / max(width, 1e-12))
     # MMD^2 = w' K w; a permutation of the weights is a random assignment to the two sides
     weights = np.concatenate([np.full(len(x), 1 / len(x)), np.full(len(y), -1 / len(y))])
+    # (N + M, 1 + PERMUTATIONS): the first column has the true sides.
     shuffled = np.stack([weights, *(rng.permutation(weights) for _ in range(PERMUTATIONS))], axis=1)
     values = (shuffled * (kernel @ shuffled)).sum(axis=0)
+    # The true sides count as one of the permutations, so p is never 0.
     return float(values[0]), float((values >= values[0] - 1e-12).mean())
 
 
@@ -113,6 +118,7 @@ def _measure(
 ) -> dict[str, Any]:
     value = measure(reference, new)
     # noise: both sides drawn from the joint distribution
+    # One histogram for both sides: what they would be drawn from without drift.
     joint = (reference + new) / max((reference + new).sum(), 1)
     by_chance = [
         measure(rng.multinomial(reference.sum(), joint), rng.multinomial(new.sum(), joint)) for _ in range(DRAWS)
@@ -144,6 +150,7 @@ def describe(
     words: Counter[str] = Counter()
     for caption in captions:
         split = tokenizer.split(caption)
+        # `right`: a length equal to an edge belongs to the bin that starts there.
         lengths[np.searchsorted(LENGTHS, len(split), "right")] += 1
         words.update(split)
     sides = np.zeros(len(SIDES) + 1, np.int64)
@@ -170,4 +177,5 @@ def project(embeddings: np.ndarray, seed: int) -> np.ndarray:
     Not principal components: new data may differ in a direction in which old data had no variance.
     """
     matrix = np.random.default_rng(seed).standard_normal((embeddings.shape[1], DIMENSIONS))
+    # (N, F) -> (N, 32); divided by the square root, squared lengths keep their expected value.
     return embeddings.astype(np.float64) @ matrix / DIMENSIONS**0.5

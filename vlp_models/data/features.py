@@ -85,6 +85,7 @@ def read_listing(path: Path) -> list[tuple[str, int]]:
     """
     with _open(path) as chunk:
         try:
+            # The header's only entry: a list of [image id, number of regions], in the order of the rows.
             listing = [(str(image_id), int(count)) for image_id, count in json.loads((chunk.metadata() or {})[_IMAGES])]
             rows = chunk.get_slice("features").get_shape()[0]
         except (KeyError, IndexError, ValueError, TypeError, RecursionError, SafetensorError):
@@ -220,6 +221,7 @@ def cache_features(features: Path, images: Iterable[Mapping[str, Any]], director
     Args:
         images: rows of the images table.
     """
+    # The folder is replaced as a whole, so a killed run leaves the previous cache.
     with output_directory(directory) as new:
         for path in features.iterdir():
             link_or_copy(path, new / path.name)

@@ -21,6 +21,7 @@ from typing import Any
 from vlp_models.errors import DataError, MissingToolError, ParamsError, first_line
 
 PREFIX = "hf://"
+# A full SHA-1 of git; shorter ones could become ambiguous.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _PART = r"[A-Za-z0-9][\w.-]*"
 # A revision has no slash, except for those that the Hub makes: refs/convert/parquet, refs/pr/1
@@ -123,6 +124,7 @@ def download(name: str, root: str) -> Path:
         files = {}
         for file in listed:
             path = PurePosixPath(file.path)
+            # An empty folder is the root: every path is relative to it.
             if path.is_relative_to(dataset.folder) and not is_hidden(path.relative_to(dataset.folder)):
                 files[file.path] = file
         endings = _choose_layout(name, dataset, files)

@@ -134,6 +134,7 @@ class InputReader:
         # one image for several texts: `with_images` has the first sample of each run, `owner_N` the run of each text
         if share_images and text is not None and not any(sample.others for sample in samples):
             with_images, owner_N = merge_adjacent_images(samples)
+            # All texts have an image of their own: no owners are needed.
             text = text if len(with_images) == len(samples) else dataclasses.replace(text, owner_N=owner_N)
         return Batch(
             sample_ids=tuple(sample.sample_id for sample in samples),
@@ -228,6 +229,7 @@ class MultiCaptionCollator:
         for sample in samples:
             captions += choose_captions(sample["captions"], self.count, sample.seed)
         text = self.reader.text(captions)
+        # (B * count,): 0, 0, 1, 1, ... for two captions per image.
         owner_N = torch.arange(len(samples)).repeat_interleave(self.count)
         return self.reader.collate(samples, text=dataclasses.replace(text, owner_N=owner_N))
 

@@ -84,6 +84,7 @@ class SortedRows:
         self._pieces = [piece for piece in table.to_batches(max_chunksize=PIECE) if len(piece)]
         self._key = key
         self._names = table.schema.names
+        # The first value of each piece, in memory: bisection finds the piece without touching the file.
         self._first: list[Any] = [piece[key][0].as_py() for piece in self._pieces]
 
     @classmethod
@@ -111,6 +112,7 @@ class SortedRows:
             return None
         piece = self._pieces[number]
         values = piece[self._key]
+        # Bisection over row numbers: only the values that it compares are read.
         row = bisect_left(range(len(values)), value, key=lambda i: values[i].as_py())
         if row == len(values) or values[row].as_py() != value:
             return None

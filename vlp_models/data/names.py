@@ -18,6 +18,7 @@ MANY = 20_000  # names of a folder among which the nearest one is still looked f
 
 def fold_name(name: str) -> str:
     """Return what equal names have in common: composed characters, no letter case, forward slashes."""
+    # Composed once more: `casefold` may leave decomposed characters.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).replace("\\", "/")
 
 

@@ -117,6 +117,7 @@ def collate_pixels(images: Sequence[Image.Image], config: PixelInput, seeds: Seq
     if config.resize != "pad":
         return Pixels(pixels_B3HW=pixels_B3HW.contiguous(), placement=placement)
     mask_BHW = torch.from_numpy(np.stack([fitted_image.mask for fitted_image in fitted]))
+    # Zero after normalization: padding is the mean color.
     return Pixels(pixels_B3HW=pixels_B3HW.mul(mask_BHW[:, None]).contiguous(), mask_BHW=mask_BHW, placement=placement)
 
 
@@ -140,11 +141,13 @@ def fit(image: Image.Image, config: PixelInput, seed: int | None) -> Fitted:
     matrix, rng, flipped, resize = np.eye(3), None, False, config.resize
     window: tuple[float, float, float, float] = (0, 0, image.width, image.height)
     if seed is not None:
+        # One generator per image, seeded: the same choices in every process.
         rng = np.random.default_rng(seed)
         # the order of random choices must not change: crop, flip, RandAugment
         if "random_resized_crop" in config.augment:
             window = box = random_box(image.width, image.height, config.crop_scale, rng)
             image, matrix = image.crop(box), _shift(-box[0], -box[1])
+            # The crop has the size that was drawn: squash it instead of cropping it a second time.
             resize = "squash" if resize == "crop" else resize
         flipped = "flip" in config.augment and rng.random() < 0.5
 
@@ -154,6 +157,7 @@ def fit(image: Image.Image, config: PixelInput, seed: int | None) -> Fitted:
     matrix = _shift(-left, -top) @ _scale(x, y) @ matrix
     resampling = FILTERS[config.interpolation]
     if resize == "crop":
+        # Where the center crop lies in the image before it was resized.
         window = (left / x, top / y, (left + config.width) / x, (top + config.height) / y)
         # of a long strip, resize the window alone: the whole one could be huge
         if size[0] * size[1] > MAX_STRIP * config.width * config.height:
@@ -165,11 +169,13 @@ def fit(image: Image.Image, config: PixelInput, seed: int | None) -> Fitted:
         image = image.resize(size, resampling)
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        # x -> width - x.
         matrix = _shift(image.width, 0) @ _scale(-1, 1) @ matrix
     if rng is not None and "rand_augment" in config.augment:
         image, augmented = rand_augment(image, rng)
         matrix = augmented @ matrix
     # a padded image is in the upper left corner
+    # Zeros where the image is smaller than the input; the mask is False there.
     pixels = np.zeros((config.height, config.width, 3), np.uint8)
     mask = np.zeros((config.height, config.width), bool)
     pixels[: image.height, : image.width] = np.asarray(image)
@@ -274,6 +280,7 @@ OPERATIONS: Final[dict[str, Callable[[Image.Image, float], Image.Image]]] = {
 
 def operation_matrix(name: str, strength: float, width: int, height: int) -> Matrix:
     """Return the matrix [3, 3] with which one of `OPERATIONS` moves the points of an image, in pixels."""
+    # The angle's sign is that of Pillow's `rotate`.
     angle, shear = math.radians(-30 * strength), 0.3 * strength
     turn = np.array([[math.cos(angle), math.sin(angle), 0], [-math.sin(angle), math.cos(angle), 0], [0, 0, 1]])
     # Pillow's matrices map a point of the result to the point of the image that is shown there.
@@ -296,9 +303,11 @@ def rand_augment(image: Image.Image, rng: np.random.Generator) -> tuple[Image.Im
     """
     names, matrix = list(OPERATIONS), np.eye(3)
     for _ in range(AUGMENT_COUNT):
+        # Name, sign and chance are drawn for every operation, applied or not: the number of draws is constant.
         name = names[int(rng.integers(len(names)))]
         strength = AUGMENT_STRENGTH * (1 if rng.random() < 0.5 else -1)
         if rng.random() < AUGMENT_PROBABILITY:
+            # Matrices act on column vectors: the later operation is on the left.
             matrix = operation_matrix(name, strength, image.width, image.height) @ matrix
             image = OPERATIONS[name](image, strength)
     return image, matrix

@@ -160,6 +160,7 @@ class TableWriter:
 
     def write(self, rows: pa.Table) -> None:
         """Write many rows at once."""
+        # Rows that were appended before come first.
         self._flush()
         if len(rows):
             self._open().write_table(rows)

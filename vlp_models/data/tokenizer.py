@@ -104,6 +104,7 @@ class Tokenizer:
         self.mask_id = ids.get("mask")
         # ids that masking leaves unchanged and decoding leaves out
         self.special_ids = tuple(ids.values())
+        # Where one token is [CLS] and [SEP], it reads as [SEP].
         self._id_names = {i: NAMES[name] for name, i in ids.items()} | {self.sep_id: SEP}
         self.lowercase = lowercase
         # one form per setting, so that equal tokenizers have equal files
@@ -255,6 +256,7 @@ class Tokenizer:
         used: set[str] = set(SPECIAL_TOKENS)
         for text in texts:
             used.update(self._engine.encode(text, add_special_tokens=False).tokens)
+        # Single characters stay, so that every word of known letters can still be split.
         tokens = [token for token in self.vocabulary if token in used or len(token.removeprefix(CONTINUATION)) == 1]
         return Tokenizer(tokens, lowercase=self.lowercase, strip_accents=self._strip_accents)
 
@@ -271,6 +273,7 @@ class Tokenizer:
 
         if max_len < 2:
             raise ValueError(f"max_len must fit [CLS] and [SEP]: {max_len}")
+        # [CLS] and [SEP] take two positions.
         room = max_len - 2
         # One by one: the engine's batches start threads, which a loader's forked worker must not do.
         encoded = [self._engine.encode(text, add_special_tokens=False) for text in texts]
@@ -296,6 +299,7 @@ class Tokenizer:
 
         # [CLS] and [SEP] for a batch without texts
         width = max((len(row) for row in rows), default=2)
+        # Padding everywhere, then each row's ids from the left.
         ids = np.full((len(rows), width), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=bool)
         for i, row in enumerate(rows):
@@ -329,6 +333,7 @@ class Tokenizer:
             # where the last segment starts; behind the row if it is the only one
             starts.append(len(rows[-1]) - (len(pieces[-1]) + 1 if len(pieces) > 1 else 0))
         text = self._pad(rows)
+        # (B, T): True from the last segment's first piece on.
         is_last_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
         cut_B = torch.tensor(cut, dtype=torch.bool)
         return dataclasses.replace(text, last_segment_BT=text.mask_BT & is_last_BT, cut_B=cut_B)
@@ -348,6 +353,7 @@ class Tokenizer:
                 text_ids.append(i)
         if self._is_bert:
             return unicodedata.normalize("NFC", _join(self.merge(text_ids)))
+        # A character cut off in its bytes decodes to U+FFFD: leave it out at the ends.
         return unicodedata.normalize("NFC", self._engine.decode(text_ids, skip_special_tokens=True)).strip(" \ufffd")
 
     def split(self, text: str) -> list[str]:
@@ -431,8 +437,10 @@ def _normalizer(lowercase: bool, strip_accents: bool | None, vocabulary: Iterabl
     keeps_joiners = keeps_accents and (pieces is None or "\u200c" in pieces or "\u200d" in pieces)
     steps: list[Normalizer] = []
     if keeps_joiners:  # instead of `clean_text`
+        # Control, format and private-use characters and U+FFFD, except tab, line ends and both joiners.
         steps.append(normalizers.Replace(Regex("[[\\p{Cc}\\p{Cf}\\p{Co}\ufffd]&&[^\\t\\n\\r\u200c\u200d]]"), ""))
     if keeps_accents and lowercase and (pieces is None or "\u0307" not in pieces):
+        # Capital dotted I, or an i of either case with a combining dot above.
         steps.append(normalizers.Replace(Regex("İ|[Ii]\u0307"), "i"))
     bert = BertNormalizer(
         clean_text=not keeps_joiners, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
@@ -465,6 +473,7 @@ _ELIDED = r"[cdjlmnst]|(?:jus|lors|puis|quel)?qu|aujourd|(?:a|da|de|ne|su|que)ll
 def _join(words: list[str]) -> str:
     """Join words and punctuation: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
     text = " ".join(words)
+    # No space before closing marks, none after an opening bracket.
     text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
     # isn't, l'eau, t-shirt
@@ -515,6 +524,7 @@ def read_pretrained(folder: Path, special_tokens: Mapping[str, str] | None = Non
     normalizer = engine.normalizer
     return Tokenizer(
         [tokens.get(i, f"<no token {i}>") for i in range(max(tokens) + 1)],
+        # Probe the normalizer: it may be any sequence of steps.
         lowercase=normalizer is not None and normalizer.normalize_str("A").endswith("a"),
         strip_accents=normalizer is not None and normalizer.normalize_str("é").endswith("e"),
         engine=engine,
@@ -556,6 +566,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for _, (start, end) in BertPreTokenizer().pre_tokenize_str(text):
         for i in range(start, end):
+            # Each Chinese character starts a word, and so does the character after one.
             if _is_chinese(text[i]) or i == start or _is_chinese(text[i - 1]):
                 spans.append((i, i + 1))
             else:

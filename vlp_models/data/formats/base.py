@@ -30,7 +30,9 @@ from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, SCHEMAS, TableWriter, 
 from vlp_models.data.views import OTHER_IMAGES
 
 Row = dict[str, Any]
+# A byte that is not UTF-8 is the surrogate U+DC80 to U+DCFF: `\udc80` in a repr, `\\udc80` if it was escaped twice.
 _BYTE = re.compile(r"\\?\\udc[89a-f]")  # as `repr` shows what `surrogateescape` carries over
+# `captions.json#annotations[17]`, `dev.json:12` or `image_data.json[3]` -> the file's name.
 _FILE = re.compile(r"[#:]|(?<=\.json)\[")  # ends the name of the file in a provenance
 TRUTH = "truth.jsonl"
 LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
@@ -135,6 +137,7 @@ class _Lines:
         return self._count
 
     def __iter__(self) -> Iterator[Row]:
+        # Reading needs the end of the file: write what is buffered first.
         self.close()
         if self._count:
             with self._path.open(encoding="utf-8", newline="\n") as file:
@@ -191,6 +194,7 @@ class Tables:
         # equal images share one file; 256 folders, since one of a million files is slow
         digest = hashlib.sha256(content).hexdigest()
         # by content: `prepare` checks the format again
+        # The first bytes decide, not the name that the dataset gives.
         suffix = next((suffix for start, suffix in SIGNATURES if content.startswith(start)), ".img")
         file = directory / EXTRACTED / digest[:2] / f"{digest}{suffix}"
         if write and not file.exists():
@@ -329,6 +333,7 @@ def get(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
         raise RecordError(f"no field `{key}`; has {', '.join(map(str, record)) or 'none'}")
     value = record[key]
     kinds = kind if isinstance(kind, tuple) else (kind,)
+    # A JSON true is an int in Python: accept it only where a boolean is expected.
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise RecordError(f"`{key}` is {_short(value)}, expected {' or '.join(k.__name__ for k in kinds)}")
     return value

@@ -2,8 +2,8 @@
 
 The split of an image is the key of its file in params (`train`, `val`, `test`) or, with a Karpathy file, the split in
 that file; files with all splits have the key `all` and need one. `params.val_fraction` of train becomes val, by a hash
-of the image's id. Boxes are x, y, width, height and become corners.
-Crowd regions are groups, not objects, and are skipped.
+of the image's id. Boxes are x, y, width, height and become corners. Crowd regions are groups, not objects, and are
+skipped.
 
 VQA v2 has a questions file and, unless the answers are hidden, an annotations file with ten answers each. Your own
 files may lack `question_type` and `answer_type`, and an answer may be a number. `width` and `height` are optional.
@@ -149,6 +149,7 @@ class _Images:
                 local = get_id(record, "id")
                 file_name = safe_name(get_text(record, "file_name"))
                 entry = self.entries.get(local) if self.entries is not None else None
+                # An image without an entry in the Karpathy file has no split, so nothing can be done with it.
                 if self.entries is not None and entry is None:
                     if local not in self.unlisted:  # reported once, although several files list the image
                         self.unlisted.add(local)
@@ -275,6 +276,7 @@ def _read_captions(path: Path, images: _Images, tables: Tables) -> None:
         with tables.record("captions", provenance):
             local = get_id(record, "id")
             image = get_id(record, "image_id")
+            # Dropped with its image: such a caption is not a bad row.
             if image in images.cut:
                 continue
             # from here on errors have the caption's id
@@ -391,6 +393,7 @@ def _read_annotations(path: Path, name: str, into: dict[str, tuple[str, Any]], t
     for provenance, record in read_records(path, "annotations", "a VQA v2 annotations file"):
         with tables.record("questions", provenance):
             local = get_id(record, "question_id")
+            # Of two annotations of one question, an unreadable first one is replaced.
             if local in into and _is_readable(into[local][1]):
                 reason = f"question_id {local} is annotated again; {into[local][0]} is kept"
                 tables.quarantine("questions", join_id(name, local), "id_unique", reason, provenance)
@@ -422,6 +425,7 @@ def _answer_type(annotation: Any, answers: list[str]) -> str:
     """Return the optional `answer_type`, or VQA v2's type of the most frequent answer."""
     if isinstance(annotation.get("answer_type"), str) and annotation["answer_type"].strip():
         return get_text(annotation, "answer_type")
+    # Without a type: yes or no, a number with at most one decimal point, or anything else.
     most_frequent = Counter(answer.strip().lower() for answer in answers).most_common(1)[0][0] if answers else ""
     if not most_frequent:
         return ""

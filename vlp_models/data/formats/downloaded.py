@@ -66,6 +66,7 @@ class Downloaded:
             files = sorted(path.iterdir()) if path.is_dir() else []
             listing = {f.stem: f.name for f in files if f.suffix.lower() in FORMATS}
             # rows come in order: only the current folder's listing is kept
+            # The listing of the root, whose name is empty, is needed for every row and stays.
             self._listings = {name: held for name, held in self._listings.items() if not name} | {folder: listing}
         return self._listings[folder]
 

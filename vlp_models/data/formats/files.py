@@ -37,6 +37,7 @@ def open_lines(path: Path, purpose: str, *, universal: bool = False) -> Iterator
     with _readable(path, purpose):
         binary = path.open("rb")
         # an archive or an image in place of the text is named as such
+        # `peek` does not move the position, so the text starts at the first byte below.
         head = binary.peek(HEAD)[:HEAD]
     newline = None if universal else "\n"
     with io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
@@ -167,6 +168,7 @@ def check_names(
     names = list(names)
     unknown = [name for name in names if name and name not in valid_names and len(name) <= MAX_NAME]
     missing = [name for name in valid_names if name not in names]
+    # A name that is close to a missing column is most likely a typo; close to none, it is an extra column.
     for name in unknown:
         if refuse_typos and (near := find_typo(name, missing)):
             raise DataError(f"{where}: unknown {kind} `{printable(name)}`; did you mean `{near}`?")
@@ -177,6 +179,7 @@ def find_typo(name: str, valid_names: Iterable[str]) -> str:
     """Return the valid name that `name` is a misspelling, another case or a longer form of; empty otherwise."""
     lower, valid_names = name.strip().lower(), list(valid_names)
     for valid_name in valid_names:
+        # Same letters in another order, or the name with more letters: `spilt`, `captions`.
         is_longer = lower.startswith(valid_name) and lower[len(valid_name) :].isalpha()
         if sorted(lower) == sorted(valid_name) or is_longer:
             return valid_name
@@ -266,6 +269,7 @@ def _parse(
     """
     ahead = _Ahead(lines)
     while ahead:
+        # A new reader after each error, from the next line on.
         reader = csv.reader(ahead, delimiter=delimiter, strict=True)
         try:
             for row in reader:
@@ -311,6 +315,7 @@ class _Ahead:
         """
         if self._position >= MAX_RECORD_LINES:
             raise csv.Error(f"a quote is open for {MAX_RECORD_LINES} lines")
+        # Replay the lines of the current record before reading on.
         if self._position == len(self._record):
             self._record.append(next(self._lines))
         self._position += 1

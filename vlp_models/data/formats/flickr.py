@@ -91,6 +91,7 @@ def _lines(
 def _token(line: str) -> tuple[str, str, str]:
     name, tab, text = line.partition("\t")
     # 1000092795.jpg#0
+    # Split at the last `#`: a file name may contain one.
     file, sign, number = name.strip().rpartition("#")
     if not (tab and sign and file and number.isascii() and number.isdigit()):
         raise RecordError("not <file>#<number>, a tab and a caption")
@@ -167,6 +168,7 @@ def _read(
         raise DataError(f"{root}: contains none of {names}; is it {dataset}'s folder?")
     splits = read_lists(name, params, root, lists, tables).splits
     folder = photo_folder(root, params.images)
+    # Lists and files may differ in letter case and Unicode form.
     listed = Names(splits)
     photos: dict[str, str] = {}  # photo -> its first file name
     counts: Counter[str] = Counter()  # split -> photos

@@ -58,6 +58,7 @@ TEXT = "txt"
 MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
 BATCH = 16  # rows of a parquet file that are in memory at once, with their images
 BUFFER = 2**20  # bytes of a column that are read at once
+# Words are runs of ASCII letters: `train-00000-of-00002` has `train` and `of`.
 _WORD = re.compile(r"[a-z]+")
 Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
 LFS_POINTER = b"version https://git-lfs"
@@ -110,6 +111,7 @@ def _find_files(root: Path) -> tuple[str, list[Path]]:
     paths: dict[str, list[Path]] = {PARQUET: [], TAR: [], METADATA[0]: []}
     suffixes = set[str]()
     for path in root.rglob("*"):
+        # Metadata is known by its name, the other layouts by their suffix.
         layout = METADATA[0] if path.name in METADATA else path.suffix
         # hidden: the Hub's cache and git
         if is_hidden(path.relative_to(root)) or not path.is_file():
@@ -183,6 +185,7 @@ class _Reader:
         self.tables.ignored.discard(self._caption)
 
     def read_tar(self, path: Path) -> None:
+        # Files of one key are adjacent in a webdataset tar, so one group is one record.
         records = groupby(_members(path, self.params.image_column), key=lambda member: member[0])
         for number, (key, members) in enumerate(records):
             files: dict[str, list[bytes | None]] = {}
@@ -338,6 +341,7 @@ def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | No
     Args:
         image: a suffix of images besides the usual ones.
     """
+    # `r:` refuses compressed tars: their size is unknown before they are unpacked.
     with _readable(path, "a tar file"), _Tar.open(path, "r:") as archive:
         for info in archive:
             name = PurePosixPath(info.name)

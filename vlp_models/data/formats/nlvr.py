@@ -232,6 +232,7 @@ def _objects(tables: Tables, images: list[tuple[str, int]], record: Row, provena
         # image k shows the same items, with the boxes in another order
         for image_id, k in images:
             for number, (index, category, x, y, size) in enumerate(items):
+                # Where box `index` is drawn in image k.
                 slot = ORDERS[k].index(index)
                 x1 = slot * BOX_STRIDE + x
                 tables["objects"].append(
@@ -293,6 +294,7 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
             identifier = get_id(record, "identifier")
             with tables.record("image_pairs", provenance, join_id(name, identifier)):
                 check_unused("identifier", identifier, used_in)
+                # The set, the pair in the set and the sentence; the first two name the images.
                 of_set, pair, sentence = _parts(identifier, split)
                 directory = safe_name(get_id(record, "directory")) if split == "train" else ""
                 stem = f"{split}-{of_set}-{pair}"
@@ -303,6 +305,7 @@ def _read_nlvr2_split(tables: Tables, name: str, split: str, file: Path, root: P
                     "other_image_ids": [right_id],
                     "text": get_sentence(record, "sentence"),
                     "label": _label(record),
+                    # A sentence is about several pairs of its set: they are scored as one group.
                     "group": join_id(name, f"{split}-{of_set}-{sentence}"),
                     "provenance": provenance,
                 }

@@ -5,8 +5,7 @@ Pairs are a CSV (or TSV) with a header, or JSON lines, with `image`, `caption` a
 split, images are divided 80/10/10 by a hash of their path: the same file gives the same split on every machine, and new
 images do not move old ones (except if a split of a handful of images would be empty). Images with the same `group` are
 divided by the hash of their group, so they stay together. If rows name splits, `params.val_fraction` of train becomes
-val, by the same hash. `lang` is a caption's language code (de, pt-BR); anything
-else is unknown.
+val, by the same hash. `lang` is a caption's language code (de, pt-BR); anything else is unknown.
 
 `pairs` may be a pattern (`*/pairs.jsonl`): matching files are read in the order of their names, and ids start with the
 folder of the file. So a dataset of batches grows without rewriting a file. If several matching files are in one folder
@@ -117,6 +116,7 @@ def read(name: str, params: PairsParams, base: Path) -> Tables:
         raise DataError(f"params.yaml: data.{name}.pairs: name the CSV or JSONL file, relative to data.{name}.root")
 
     def write(tables: Tables, mentions: TableWriter) -> None:
+        # `limit` counts rows, also those that are quarantined.
         rows = islice(_records(name, params, base, tables), params.limit or None)
         for number, (path, prefix, local, line, record) in enumerate(rows, start=1):
             row_id, provenance = join_id(name, local), prefix + line
@@ -170,6 +170,7 @@ def check_pairs(name: str, params: PairsParams, base: Path) -> PairsCheck:
         with tables.record("captions", where):
             mention = _read_mention(record, path, prefix)
             key = mention["key"]
+            # Looking for every file of a large dataset takes too long: the first ones show whether paths are right.
             if (
                 key not in splits
                 and len(splits) < CHECKED_IMAGES
@@ -234,6 +235,7 @@ def _read_mention(record: Row, path: Path, prefix: str) -> Row:
     image = read_image_name(record)
     # ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
     slashes = image.replace("\\", "/")
+    # With a prefix, an absolute path becomes relative to it.
     key = prefix + slashes.lstrip("/") if prefix else slashes
     text = get_sentence(record, "caption")
     return {
@@ -283,6 +285,7 @@ def _add_images(name: str, params: SourceParams, tables: Tables, database: Datab
             tables.divided[join_id(name, row["key"].lstrip("/"))] = row["together"] or row["key"]
     for row in image_rows():
         image_id = join_id(name, row["key"].lstrip("/"))
+        # Images of one group are divided together; without a group an image is its own unit.
         unit = row["together"] or row["key"]
         split = division.split_of(unit) if division else hold_out(tables, params, image_id, unit, row["split"])
         image = image_row(image_id, source=name, split=split, path=row["path"], provenance=row["provenance"])

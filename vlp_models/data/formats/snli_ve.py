@@ -142,6 +142,7 @@ def fill(
         photo = photo_id(file)
         if listed is None:
             return photo, file, file_split
+        # Lists may differ from the records in letter case and Unicode form.
         photo = names.match(photo) or photo
         # SNLI-VE's photos are Flickr30k's; a list may be of Flickr8k's
         if photo not in listed.splits:
@@ -157,6 +158,7 @@ def fill(
     for provenance, record, file_split in records:
         with tables.record("hypotheses", provenance):
             local = get_id(record, "pairID")
+            # From here on errors have the hypothesis's id.
             with tables.record("hypotheses", provenance, join_id(name, local)):
                 check_unused("pairID", local, used_in)
                 if record.get("gold_label") == UNDECIDED:

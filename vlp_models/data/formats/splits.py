@@ -191,6 +191,7 @@ class Clusters:
 
     def join(self, name: str, other: str) -> None:
         # the first name of the joined cluster represents it
+        # The smaller name always becomes the parent, so the result does not depend on the order of joins.
         low, high = sorted((self.first(name), self.first(other)))
         self._parents[high] = low
 
@@ -339,4 +340,5 @@ def safe_name(name: str) -> str:
 def bucket_of(name: str) -> float:
     """Return a number in [0, 1) by a hash of the name, the same on every machine, to divide data without splits."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    # 64 bits of the hash, divided by their range.
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -221,6 +221,7 @@ def name_objects(objects: list[str]) -> list[str]:
     names, persons = [], 0
     for category in objects:
         if category == PERSON:
+            # With more persons than names, names repeat: the texts then become ambiguous, but stay readable.
             names.append(NAMES[persons % len(NAMES)])
             persons += 1
         else:

@@ -124,6 +124,7 @@ def _excluded(root: Path, params: VisualGenomeParams, tables: Tables) -> set[str
             local = line.strip()
             if local and not (local.isascii() and local.isdigit() and len(local) < 20):
                 raise DataError(f"{root / file}:{number}: {local[:40]!r} is not a COCO id, which are numbers")
+            # Ids in lists may have leading zeros, as in COCO's file names.
             coco_ids |= {str(int(local))} if local else set()
     return coco_ids
 

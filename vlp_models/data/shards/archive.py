@@ -103,6 +103,7 @@ def read_member(path: Path, name: str, offset: int, size: int) -> bytes:
     Raises:
         DataError: the shard is missing, or has something else at this offset.
     """
+    # An unknown extension allows -1 bytes, which no size fits.
     if not 0 <= size <= _MAX_BYTES.get(name.partition(".")[2], -1):
         raise DataError(f"{path}: {name}: invalid size of {size} bytes; build the shards again")
     try:

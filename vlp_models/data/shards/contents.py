@@ -93,6 +93,7 @@ def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) ->
                 columns["view"].append(row["view"])
                 columns["source"].append(row["source"])
                 for kind in kinds:
+                    # The row's own values, then its image's: the hash changes with either.
                     columns[kind].append(hashlib.sha256(text + last[1][kind]).digest())
             writer.write_batch(pa.record_batch(columns, schema))
 
@@ -125,6 +126,7 @@ def write_contents(
         for name, columns in VIEWS.items():
             # rows with several images depend on all of these
             read = (name, "images") if columns.images == "several" else (name,)
+            # Train and val are what a training reads, test is what an evaluation reads.
             trained_on = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[:2]) for source in sources}
             tested = {source: _summarize(dataset_hashes, kind, read, source, SPLITS[2:]) for source in sources}
             # one file for all datasets, then one per dataset: a run depends on those it reads

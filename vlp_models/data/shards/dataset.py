@@ -167,6 +167,7 @@ class ShardDataset(Dataset[Sample]):
         """Return uint32 [N]: for each sample the number of the first sample with its image."""
         # the first row of each row's image, uint32 [rows of the index]
         images = self._index.first_rows()
+        # A range means all rows of the index, in order: sample and row numbers are equal.
         if isinstance(self._rows, range):
             return images
         images = images[self._rows]
@@ -212,6 +213,7 @@ class ShardDataset(Dataset[Sample]):
             first, last = self._first_and_last_member()
             spans = []
             for image in [*rows, *itertools.chain.from_iterable(other_images)]:
+                # The span ends where the next member's header would begin.
                 end = padded(image[f"{last}_offset"] + image[f"{last}_size"])
                 spans.append((image["shard"], image[f"{first}_offset"] - BLOCK, end))
             members = self.blocks.fetch(spans)
@@ -343,6 +345,7 @@ def _select(
     for name, repeats in sorted(sources.items(), key=lambda entry: (-entry[1], entry[0])):
         dataset_rows = index.where(pc.field("source") == name)
         if rows is not None:
+            # `intersect1d` sorts, and both are sorted already: the order of rows stays.
             dataset_rows = np.intersect1d(dataset_rows, rows)
         epoch_rows += [dataset_rows] * repeats
     if len(epoch_rows) > 1:
@@ -405,6 +408,7 @@ class AugmentedDataset(Dataset[Sample]):
         Raises:
             DataError: no image of `base` has a generated caption.
         """
+        # Only images with generated captions are kept in memory.
         base_samples: dict[str, list[int]] = {caption.image_id: [] for caption in written}
         for number, image_id in enumerate(base.iterate_image_ids()):
             if image_id in base_samples:
@@ -419,6 +423,7 @@ class AugmentedDataset(Dataset[Sample]):
         turns: Counter[str] = Counter()
         for caption in self._written:
             numbers = base_samples[caption.image_id]
+            # More generated captions than samples of an image: start again with the first one.
             self._base_numbers.append(numbers[turns[caption.image_id] % len(numbers)])
             turns[caption.image_id] += 1
 

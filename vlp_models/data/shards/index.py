@@ -39,6 +39,7 @@ class Index:
     def take(self, numbers: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return these rows in this order."""
         row_numbers = np.asarray(numbers, np.int64)
+        # Rows are read piece by piece, then put where they were requested.
         rows: list[dict[str, Any]] = [{}] * len(row_numbers)
         for piece, positions in self._by_piece(row_numbers):
             piece_rows = self.pieces[piece].take(pa.array(row_numbers[positions] % PIECE)).to_pylist()
@@ -51,6 +52,7 @@ class Index:
 
     def integers(self, name: str, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the values of an integer column in these rows."""
+        # Each value lands at the position of its row number.
         values = np.empty(len(rows), np.int64)
         for piece, positions in self._by_piece(rows):
             values[positions] = self.pieces[piece][name].to_numpy()[rows[positions] % PIECE]
@@ -75,6 +77,7 @@ class Index:
         matches = [np.zeros(0, np.uint32)]
         for number, piece in enumerate(self.pieces):
             columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+            # A column `row` keeps the numbers, which the filter would lose.
             rows = pa.table({"row": np.arange(len(piece)), **columns})
             matches.append((rows.filter(condition)["row"].to_numpy() + number * PIECE).astype(np.uint32))
         return np.concatenate(matches)

@@ -77,6 +77,7 @@ def _send_reason(queue: Queue[Any], error: Exception, numbered: tuple[int, Any])
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[NDArray[np.uint8]]]:
+    # A NumPy array over the storage's memory, which is pickled by its bytes.
     return _rebuild_storage, (torch.empty(0, dtype=torch.uint8).set_(storage).numpy(),)
 
 
@@ -157,6 +158,7 @@ class ResumableLoader(DataLoader[Batch]):
         self._continue = False
         # the batch sampler reads these when iteration begins
         self._cursor.epoch, self._cursor.start = self.epoch, self._yielded
+        # It draws the workers' base seed only, the same in every epoch.
         self.generator.manual_seed(self.order.seed)
         # this rank may have no sample of the last batch; it has some of every other
         last = self.order.length - (self.order.steps - 1) * self.order.batch_size
@@ -196,4 +198,5 @@ class ResumableLoader(DataLoader[Batch]):
                 f"the saved run had {state['steps']} batches per epoch, this one has {len(self)}: the data or "
                 "batch_size changed, so the run cannot be resumed; start it from scratch"
             )
+        # `_continue`: the next iteration resumes this epoch instead of starting another one.
         self.epoch, self._yielded, self._continue = int(state["epoch"]), int(state["batches"]), True

@@ -88,6 +88,7 @@ class EpochOrder:
         """Return uint32 [length]: the order that all ranks share."""
         order = sample_numbers(self.length)
         if self.shuffle:
+            # The seed of the run and the epoch, nothing else: every process draws the same order.
             np.random.default_rng([self.seed, epoch]).shuffle(order)
         return order
 
@@ -178,6 +179,7 @@ class BlockOrder(EpochOrder):
 
     def rows_of_lanes(self, size: int) -> NDArray[np.int64]:
         """Return int64 [LANES]: the rows of each lane in a batch of `size`."""
+        # Edges of nearly equal parts; their differences are the sizes.
         return np.diff(np.arange(LANES + 1) * size // LANES)
 
     def samples(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,13 +196,16 @@ class _Epoch:
         self._seed = [order.seed, epoch]
         count = len(order.layout.counts)
         self._blocks = np.random.default_rng(self._seed).permutation(count) if order.shuffle else np.arange(count)
+        # Where each block ends in the permuted sequence of samples.
         self._ends = np.cumsum(order.layout.counts[self._blocks])
         self._window = max(1, order.window * -(-order.length // max(1, count)))  # in samples of an average block
         # the rows of each lane in all batches of its turn: full ones, and the last one, which may be smaller
         full, rest = divmod(order.length, order.batch_size)
         self._sizes = (order.batch_size, 0 if order.drop_last else rest)
         rows, last = (order.rows_of_lanes(size) for size in self._sizes)
+        # Turn t has the batches t, t + TURNS, t + 2 * TURNS, ...
         turns = [len(range(turn, full, TURNS)) for turn in range(TURNS)]
+        # (TURNS, LANES): the samples of each lane over the whole epoch.
         lengths = np.stack([rows * of_turn + last * (full % TURNS == turn) for turn, of_turn in enumerate(turns)])
         self._lengths = lengths.reshape(-1)  # int64 [TURNS * LANES]
         self._starts = np.cumsum(self._lengths) - self._lengths
@@ -225,6 +230,7 @@ class _Epoch:
         shift = self._window * lane // (LANES * TURNS)  # so that not all lanes change blocks at once
         parts = []  # one per window
         while first < last:
+            # Windows are shifted by `shift`, so the first one of a lane is shorter.
             number = (first + shift) // self._window
             begin, mixed = self._mix(lane, number, shift)
             end = min(last, begin + len(mixed))
@@ -246,5 +252,6 @@ class _Epoch:
         """Return the samples at these positions of the sequence of blocks."""
         number = np.searchsorted(self._ends, positions, side="right")  # of the block, in the permuted sequence
         blocks = self._blocks[number]
+        # Where the block begins: its end less its samples.
         starts = self._ends[number] - self._order.layout.counts[blocks]
         return self._order.samples(blocks, positions - starts)

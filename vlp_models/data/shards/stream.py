@@ -83,6 +83,7 @@ class Layout:
 
     def key(self, shard: int, begin: int) -> int:
         """Return the key of the block with this byte of a shard."""
+        # The shard in the upper 32 bits, the block within it in the lower ones: keys sort by shard, then by position.
         return shard << 32 | begin // self.block_bytes
 
     def span(self, key: int) -> tuple[int, int, int] | None:
@@ -104,6 +105,7 @@ def _group_by_key(
 ) -> NDArray[np.int64]:
     """Return int64 [4, K]: each key once, its smallest begin, largest end and sum of counts."""
     unique, inverse = np.unique(keys, return_inverse=True)
+    # Start values that any begin and any end replace.
     smallest, largest = np.full(len(unique), np.iinfo(np.int64).max), np.zeros_like(unique)
     total = np.zeros_like(unique)
     np.minimum.at(smallest, inverse, begins)
@@ -155,6 +157,7 @@ class BlockReader:
                 missing[key] = block_span
         assert self._pool is not None
         self.requests += len(missing)
+        # Blocks of one batch are requested in parallel, each once.
         for key, block in zip(missing, self._pool.map(self._read, missing.values()), strict=True):
             members |= block
             if key >= 0:  # a whole block: its other images are likely requested next
@@ -183,6 +186,7 @@ class BlockReader:
             ) from None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Threads, connections and buffers stay in this process: a worker makes its own.
         return {**self.__dict__, "_held": OrderedDict(), "_size": 0, "_pool": None, "_process": 0}
 
 

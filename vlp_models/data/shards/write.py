@@ -87,6 +87,7 @@ class ShardWriter:
         self._directory = directory
         self._split = split
         self._images_per_shard = images_per_shard
+        # `_next_shard` adds one before the first shard.
         self._number = first - 1
         self._tar: tarfile.TarFile | None = None
         self._in_shard = 0
@@ -170,6 +171,7 @@ class ShardWriter:
         info = tarfile.TarInfo(name)  # mtime, uid and gid 0, no user names
         info.size = len(data)
         info.mode = 0o644
+        # The member's header comes first, then its contents.
         offset = self._tar.offset + tarfile.BLOCKSIZE
         self._tar.addfile(info, io.BytesIO(data))
         return offset, len(data)
