@@ -11,9 +11,9 @@ one small edit. Every sentence is used with as many scenes it is true of as scen
 never reveals its label.
 
 Descriptions are true by construction and dense. A statement of NLVR is one fact and its label one bit: a model trained
-from scratch stays at chance on it for a long time. A description names many facts; each must be read off the
-image, so that masked and generated words teach colors, shapes, positions and counts first.
-It uses the vocabulary of the statements.
+from scratch stays at chance on it for a long time. A description names many facts; each must be read off the image, so
+that masked and generated words teach colors, shapes, positions and counts first. It uses the vocabulary of the
+statements.
 """
 
 from __future__ import annotations

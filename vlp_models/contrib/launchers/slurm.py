@@ -72,8 +72,8 @@ class SlurmJob:
         self.job_id = job_id
         self._polled, self._logged = 0.0, ""
 
-    # `_follow` calls this twice a second; slurmctld is asked less often.
     def end(self) -> str | None:
+        # `_follow` calls this twice a second; slurmctld is asked less often.
         if time.monotonic() < self._polled + POLL_EVERY:
             return None
         self._polled = time.monotonic()

@@ -1,4 +1,4 @@
-"""Eight synthetic scenes as a complete dataset: tables, shards and a tokenizer, for the checks of conformance.py.
+"""Eight synthetic scenes as a complete dataset: tables, shards and a tokenizer, for the checks of this package.
 
 Every view (data/views) has rows about them, every image has regions and pixels, so any family or task can read them.
 The same eight scenes each time.
