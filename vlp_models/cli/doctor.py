@@ -124,6 +124,7 @@ def _java() -> Finding:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, errors="replace", timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("note", "java", f"{java} failed to start ({plain_text(str(error))}): {missing}")
+    # `java -version` prints to stderr.
     first = next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "")
     if done.returncode or not first:
         return Finding("note", "java", f"{java} failed to start: {missing}")
@@ -135,6 +136,7 @@ def _git(root: Path) -> Finding:
         return Finding("problem", "git", "git: not found; install it, DVC needs it")
     if not (root / ".dvc").is_dir():
         return Finding("problem", "dvc", f"{root}: no .dvc folder; run in the project root, or run `dvc init`")
+    # Also recognizes a repository whose root is above the project.
     done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
     if done.returncode:
         if "dubious ownership" in done.stderr:
@@ -164,6 +166,7 @@ def _params(root: Path) -> Iterator[Finding]:
         return
     # Two kinds of problems: folders of raw data that do not exist, and packages that are not installed.
     missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
+    # The first missing package raises, so at most one is listed.
     try:
         check_installed(named_sources(params, regions=check_params(params).regions))
     except VLPError as error:
@@ -222,6 +225,7 @@ def _accelerator() -> Finding:
 def _ports() -> list[Finding]:
     notes = []
     for port, server in PORTS.items():
+        # A connection that succeeds means that a server listens.
         with socket.socket() as probe:
             probe.settimeout(0.5)
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -246,4 +250,5 @@ def _version(name: str) -> str | None:
 
 
 def _version_tuple(text: str) -> tuple[int, ...]:
+    # `2.11.0+cpu` -> (2, 11, 0); a part such as `0rc1` is left out.
     return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())

@@ -59,6 +59,7 @@ def export(
     if margin is not None and weights != "int8":
         raise ParamsError("vlp export: --margin is for --weights int8")
 
+    # After the options were checked, since these imports take seconds.
     from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.params import load_params
@@ -74,6 +75,7 @@ def export(
     if weights != "float32" and weights not in EXPORT_WEIGHTS:
         raise MissingToolError("vlp export: --weights int8 needs vlp_models/contrib/int8, which is not installed")
     target = Path(directory)
+    # Before a download that may take minutes.
     check_target(target)
     params, workspace = load_params(), Workspace()
     with mlflow_errors(params):
@@ -86,6 +88,7 @@ def export(
     borrowed = find_borrowed(lineage or {})
     if not accept_unknown_license:
         _check_licenses(name, borrowed, lineage)
+    # The bundle itself, unless other weights are made from it; those are deleted when the block ends.
     exports: AbstractContextManager[tuple[Path, str]] = nullcontext((bundle, ""))
     if weights != "float32":
         make_bundle = import_target(EXPORT_WEIGHTS[weights])

@@ -125,6 +125,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    # typer has `--help` only.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -148,10 +149,12 @@ def add_commands(panels: Mapping[str, Mapping[str, Callable[..., None]]], work: 
     """Add commands to `vlp`: panel of the help -> name -> function."""
     for panel, commands in panels.items():
         for name, command in commands.items():
+            # A command without an entry in `work` reports its own progress.
             app.command(name, rich_help_panel=panel)(announcing(command, work[name]) if name in work else command)
 
 
 add_commands(COMMANDS, WORK)
+# Commands of contrib come last, in the panels that their modules name.
 for folder in contrib_folders():
     commands_module = f"vlp_models.contrib.{folder}.commands"
     if importlib.util.find_spec(commands_module):
@@ -161,6 +164,7 @@ for folder in contrib_folders():
 
 def main() -> None:
     """Run a command. A `VLPError` is one line on stderr and its exit code."""
+    # A value that the user has set stays.
     for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(tool, "true")
     # Threads that wait actively slow each other down tenfold once there are more of them than cores.
@@ -169,6 +173,7 @@ def main() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
     configure_logging()
     set_user_name()
+    # Without it, a file name that the encoding lacks would end the command with a UnicodeEncodeError.
     for stream in (sys.stdout, sys.stderr):  # print what the terminal's encoding lacks as \uNNNN
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -181,6 +186,7 @@ def main() -> None:
             print(f"vlp: {redact(_explain(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
+        # Only modules of the extra `pipeline` may be missing; any other one is a bug.
         if os.environ.get("VLP_DEBUG") or (error.name or "").partition(".")[0] not in PIPELINE:
             _print_traceback()
             sys.exit(1)
@@ -188,6 +194,7 @@ def main() -> None:
         sys.exit(MissingToolError.exit_code)
     except Exception as error:
         # A full disk, or a path that the system refuses, is not a bug: one line. Everything else has a traceback.
+        # A full disk may be inside an error of another library, so it is looked for in the whole chain.
         is_full = is_disk_full(error)
         is_system_error = isinstance(error, OSError) and error.errno is not None and bool(path_of(error))
         if not (is_full or is_system_error) or os.environ.get("VLP_DEBUG"):
@@ -195,11 +202,13 @@ def main() -> None:
             sys.exit(1)
         way_out = ". Finished stages are kept; run the same command again" if is_full else ""
         print(f"vlp: {redact(explain_system_error(error))}{way_out}", file=sys.stderr)
+        # The flow recognizes a full disk by this code (flows/process.py).
         sys.exit(os.EX_IOERR if is_full else VLPError.exit_code)
 
 
 def _explain(error: VLPError) -> str:
     """Return the error's message, or the refusal of the operating system that a reader took for damage."""
+    # A reader calls a file that it may not read damaged, so the system's refusal is the better message.
     refusal = find_refusal(error)
     if refusal is not None and not isinstance(error, TrackingError):
         return explain_system_error(refusal)

@@ -73,10 +73,13 @@ def use(
         with suppress(VLPError):  # params.yaml may be invalid, and this command may repair it
             notes_before = _notes(load_params(), workspace)
         preset_file = find_preset(preset) if preset else None
+        # Nothing is written before the merged params and the plan have been checked.
         merged = merge_overlay(file, preset_file, assign or [])
+        # A dataset of the Hub without a commit gets the current one, so that later runs read the same data.
         if pins := _pin_roots(merged.params):
             merged = merge_overlay(file, preset_file, [*(assign or []), *pins])
         planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
+        # Together: params.yaml and dvc.yaml must not contradict each other.
         write_together({file: merged.text, **planned})
     for line in merged.changes:
         print(line)
@@ -85,6 +88,7 @@ def use(
     for line in explain_roots(merged.params, workspace.root):
         print(f"before `vlp run`: {line}", file=sys.stderr)
     for sentence in _notes(merged.params, workspace):
+        # Only what this change has caused.
         if sentence not in notes_before:
             print(sentence, file=sys.stderr)
 
@@ -177,6 +181,7 @@ def _every_stage() -> list[tuple[str, str]]:
 
     write_plan()
     stages = read_pipeline(Path.cwd())
+    # `vlp stage all` also works without the extra `pipeline`.
     if not is_installed("mlflow"):
         stages.pop("register", None)
     return [(name, key) for name, stage in stages.items() for key in stage.get("foreach", [""])]
@@ -200,6 +205,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     except ParamsError:
         _check_stage(name)  # a wrong name is the more likely mistake
         raise
+    # Before the import of NumPy below.
     choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
     from vlp_models.pipeline.guard import LAUNCHED, guarded, run_by_dvc
@@ -281,6 +287,7 @@ def plan_files(
     from vlp_models.pipeline.stages.plan import planned
     from vlp_models.registry.curve_loggers import check_sinks
 
+    # Before anything is written: a sink whose package is missing would stop a training later.
     check_sinks(params.tracking)
     sources = named_sources(params, regions=facts.regions)
     files = outdated_records(sources, workspace.root) | own_record(workspace.root)
@@ -349,6 +356,7 @@ def run_pipeline(targets: list[str]) -> int:
     summary = workspace.reports / "summary.json"
     check_machine(workspace.root)
     if datasets := _datasets_of(targets, params):
+        # Before anything runs, and only for the datasets that the targets read.
         check_roots(params, workspace.root, datasets)
     with run_lock(workspace, "run"):
         before = read_scores(summary)  # DVC deletes the file before the stage `report`
@@ -386,6 +394,7 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
     from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
 
     environment = _environment()
+    # What was trained in parallel is up to date for the `dvc repro` after it.
     code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
     code = code or supervise_commands([[*REPRO, *targets]], environment)
     if code:
@@ -399,6 +408,7 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
 
 def _datasets_of(targets: list[str], params: Params) -> list[str]:
     """Return the datasets that the targets read: every stage after `prepare` reads all of them."""
+    # An option of `dvc repro`, such as `--force`, is no stage.
     stages = [target for target in targets if not target.startswith("-")]
     if stages and all(target.startswith(("plan", "generate", "prepare@")) for target in stages):
         return [name for name in params.data if f"prepare@{name}" in stages]
@@ -428,6 +438,7 @@ def _restore_versions(params: Params, workspace: Workspace) -> int:
     if not lost:
         return 0
     print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
+    # Forced, since DVC finds the stage up to date, and `register` alone.
     command = [*REPRO, "--force", "--single-item", "register"]
     return supervise_commands([command], _environment())
 

@@ -53,6 +53,7 @@ def caption(
 
     if nearest_neighbor and model:
         raise ParamsError("vlp caption: give --model or --nearest-neighbor, not both")
+    # Before the model is loaded, which takes seconds.
     _require_files(images)
     params, note = load_params(), ""
     if nearest_neighbor:
@@ -62,6 +63,7 @@ def caption(
     elif not model and (baseline := choose_neighbors(params, Path.cwd())) is not None:
         note = describe_neighbors(baseline, params)
     if note:
+        # Opened before the note is printed: if it fails, the note would be wrong.
         neighbors = open_neighbors(params, Workspace())
         print(note, file=sys.stderr)
         _print_captions(neighbors.caption, images)
@@ -121,6 +123,7 @@ def open_neighbors(params: Params, workspace: Workspace) -> NeighborCaptioner:
         from vlp_models.serving.neighbors import NeighborCaptioner
 
     runs = [run for run in params.finetune.values() if run.task == "captioning"]
+    # Of every captioning run, the datasets that it names, or all.
     sources = {name for run in runs for name in run.sources or params.data} or set(params.data)
     try:
         return NeighborCaptioner(workspace, to_plain(params.features), sorted(sources))
@@ -183,6 +186,7 @@ def predict(
         raise ParamsError(f"the task {task} is not served; its scores are in reports/eval")
     images, texts = inputs[: request.images], inputs[request.images :]
     usage = f"vlp predict {task} {' '.join(['IMAGE'] * request.images)}{' TEXT' if request.text else ''}"
+    # At most one text, and none for a task that takes none.
     if len(images) < request.images or len(texts) > bool(request.text):
         raise ParamsError(f"{usage}: got {len(inputs)} arguments")
     if request.text and not any(text.strip() for text in texts):
@@ -194,6 +198,7 @@ def _print_predictions(task: str, images: list[str], text: str | None, model: st
     """Print the prediction of one request; several images belong to it together."""
     from vlp_models.tasks import task_class
 
+    # One request: several images are a list within the list.
     request: list[str | list[str]] = [images[0] if len(images) == 1 else images]
     for prediction in predictions(task, request, None if text is None else [text], model):
         print("\n".join(task_class(task).format_prediction(prediction)))

@@ -60,6 +60,7 @@ def find_preset(name: str, root: Path | None = None) -> Path:
         name: a preset's name, or the path of a YAML file.
         root: the project's folder; default: the current one.
     """
+    # A slash or suffix makes it a path; a preset's name has neither.
     if "/" in name or name.endswith((".yaml", ".yml")):
         return Path(name)
     presets = list_presets(root)
@@ -82,6 +83,7 @@ def describe_preset(path: Path) -> str:
             break
         if not line.startswith(("# vlp use", "# make", "# or ")):
             words += line.strip("# ").split()
+    # Up to the first period before a space, but not that of `et al.`
     return textwrap.shorten(re.split(r"(?<=[^l]\.) ", " ".join(words), maxsplit=1)[0], 95, placeholder=" ...")
 
 
@@ -106,6 +108,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         _merge(document, overlay, "", changes)
     for assignment in assignments:
         _merge(document, _parse_assignment(assignment), "", changes)
+    # Before the dump, so that the quotes are part of the change that is carried over.
     _quote_colons(document)
     dumped = _dump(document)
     text = keep_layout(original, unchanged, dumped)
@@ -116,6 +119,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     except ParamsError:
         is_kept = False
     if not is_kept:
+        # The dump's own layout then, without the header that ruamel adds.
         text = dumped.removeprefix(_HEADER)
     params = parse_params(raw, str(preset or params_file))
     return Overlay(text, raw, params, changes, facts=check_params(params))
@@ -129,7 +133,9 @@ def _yaml() -> Any:
 
     yaml = YAML()
     yaml.version = (1, 1)
+    # Lines are broken at 120 characters, as in params.yaml.
     yaml.width = 120
+    # Otherwise a value that needs no quotes loses them, and its line differs.
     yaml.preserve_quotes = True
     return yaml
 
@@ -168,6 +174,7 @@ def _dump(document: Any) -> str:
 def _parse_assignment(assignment: str) -> dict[str, Any]:
     """Return `a.b=1` as {"a": {"b": 1}}."""
     key, separator, text = assignment.partition("=")
+    # Letters, digits, `.`, `@` and `-` of the key; anything after them may be part of a value.
     name = re.split(r"[^\w.@-]", key, maxsplit=1)[0]  # for messages: the value may be secret
     if not separator:
         raise ParamsError(f"--set {name}: write it as key.path=value")
@@ -175,6 +182,7 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
         value: Any = _load(text, "") if text else ""  # `key=null` removes the key
     except ParamsError:
         raise ParamsError(f"--set {name}: the value is not valid YAML; quote it if it is a string") from None
+    # From the last part to the first: 1 -> {"b": 1} -> {"a": {"b": 1}}.
     for part in reversed(key.split(".")):
         value = {part: value}
     return value  # type: ignore[no-any-return]
@@ -194,6 +202,7 @@ def keep_layout(original: str, dumped: str, changed: str) -> str:
     # 1. original -> dump: for each line of `before` the lines (low, high) of `old` that it was dumped from. Where the
     # numbers of lines differ, a line was broken or joined: the first line of the group stands for all of them.
     source: dict[int, tuple[int, int]] = {}
+    # autojunk=False: difflib would ignore lines that occur often, such as empty ones.
     for _, old_low, old_high, low, high in SequenceMatcher(None, old, before, autojunk=False).get_opcodes():
         if high - low == old_high - old_low:
             source |= {low + i: (old_low + i, old_low + i + 1) for i in range(high - low)}
@@ -248,19 +257,23 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
     for key, value in overlay.items():
         path = f"{where}.{key}" if where else str(key)
         old = target.get(key)
+        # `null` deletes.
         if value is None:
             if key in target:
                 del target[key]
                 changes.append(f"{path}: removed")
+        # Two mappings are merged key by key.
         elif isinstance(value, dict) and isinstance(old, dict):
             _merge(old, value, path, changes)
             if not old:
                 target[key] = type(old)()  # if emptied in place, ruamel writes `{}` below the comment
+        # Any other value replaces the old one.
         elif not _only_deletes(value):
             _drop_nulls(value)
             if key not in target or to_plain(old) != to_plain(value):
                 before = _short(str(key), old) if key in target else "(new)"
                 changes.append(f"{path}: {before} -> {_short(str(key), value)}")
+                # A value that was quoted stays quoted in the same way.
                 is_quoted = isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString)
                 target[key] = type(old)(value) if is_quoted and isinstance(value, str) else value
 
@@ -274,6 +287,7 @@ def _quote_colons(node: Any, *, in_flow: bool = False) -> None:
     """Quote strings with a colon, such as hf://OWNER/NAME, in `{...}` and `[...]`: DVC's parser refuses them bare."""
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
+    # `fa` is ruamel's record of a node's layout: `{...}` and `[...]` are flow style.
     in_flow = in_flow or bool(hasattr(node, "fa") and node.fa.flow_style())
     for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
         if isinstance(value, dict | list):
@@ -285,6 +299,7 @@ def _quote_colons(node: Any, *, in_flow: bool = False) -> None:
 def _drop_nulls(value: Any) -> None:
     """Remove nulls from a new mapping in place: they delete nothing."""
     if isinstance(value, dict):
+        # A copy of the items, because the loop deletes some.
         for key, inner in list(value.items()):
             if _only_deletes(inner):
                 del value[key]
@@ -293,5 +308,6 @@ def _drop_nulls(value: Any) -> None:
 
 
 def _short(key: str, value: Any) -> str:
+    # With its key, by which a secret is recognized.
     text = str(redacted({key: to_plain(value)})[key])
     return text if len(text) <= 60 else text[:57] + "..."

@@ -66,9 +66,11 @@ def init(
     target = folder.resolve()
     # The project is made next to its place and moved there at the end, so that a failure leaves nothing behind.
     target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same file system as the target, so that the move is a rename.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         project = Path(scratch) / "project"
         for name, file in template_files().items():
+            # The second copy is the base of later three-way merges (`vlp upgrade`).
             _copy(file, project / name)
             _copy(file, project / MERGED / name)
         if preset:
@@ -76,6 +78,7 @@ def init(
         _write_plan(project)
         _git(project, "init", "--quiet", "--initial-branch=main")
         _git(project, "add", "--all")
+        # Fails without a user name, which is reported below.
         is_committed = _git(project, "commit", "--quiet", "--message", "A project made by vlp init")
         if not target.exists():
             project.rename(target)
@@ -106,6 +109,7 @@ def upgrade(
     new = template_files()
     old = {path.relative_to(merged).as_posix(): path for path in merged.rglob("*") if path.is_file()}
     changed = []
+    # Files whose template has not changed since the last merge are skipped, whatever you changed in them.
     for name in sorted(new.keys() - set(NEVER_MERGED)):
         if name not in old or old[name].read_bytes() != new[name].read_bytes():
             changed.append(name)
@@ -116,6 +120,7 @@ def upgrade(
     if not apply:
         print(f"\n{len(changed)} files; `vlp upgrade --apply` merges these changes into yours", file=sys.stderr)
         return
+    # The new base, also of files with conflicts: those are marked in the file.
     for name in changed:
         _copy(new[name], merged / name)
     print(f"merged: {', '.join(changed)}; run `vlp plan`, look at `git diff`, and commit")
@@ -152,16 +157,19 @@ def _write_plan(project: Path) -> None:
 def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> bool:
     """Merge the change of one file, or print it. Return whether it merges without a conflict."""
     if not apply:
+        # A file that is new in the template is shown as an addition.
         before = old.read_text(encoding="utf-8").splitlines(keepends=True) if old else []
         after = new.read_text(encoding="utf-8").splitlines(keepends=True)
         sys.stdout.writelines(difflib.unified_diff(before, after, f"{name} (before)", f"{name} (new template)"))
         return True
     file = root / name
+    # You have not changed the file, so the new one replaces it.
     if not file.exists() or (old is not None and file.read_bytes() == old.read_bytes()):
         _copy(new, file)
         return True
     labels = ("-L", "yours", "-L", "before", "-L", "new template")
     base = old or Path(os.devnull)  # a file that the template did not have, and you do
+    # git merge-file writes the result into `file`; its exit code is the number of conflicts.
     done = subprocess.run(["git", "merge-file", *labels, file, base, new], capture_output=True)
     return done.returncode == 0
 

@@ -1,4 +1,4 @@
-"""Commands on registered versions: promote, rollback, history, lineage, verify, evaluate-alias."""
+"""Commands on registered versions: promote, rollback, history, lineage, evaluate-alias."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def promote(
     from vlp_models.params import load_params
 
     params = load_params()
+    # Before NumPy is imported, which reads the instructions to use from the environment.
     choose_instructions(params.trainer.reproducible)  # a champion may have to be scored again
     from vlp_models.pipeline.promotion_commands import REFUSED, explain, promote_task
 
+    # 0 stands for no `--version`.
     decision = promote_task(params, Workspace(), task, version=version or None, force=force, by=by)
     print("\n".join(explain(decision)))
     raise typer.Exit(REFUSED if decision.action == "refused" else 0)

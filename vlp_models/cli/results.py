@@ -52,6 +52,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
         tables.setdefault(f"{record['task']}: {record['dataset']} {record['split']}", []).append(record)
     for title, records in tables.items():
         metrics = list(dict.fromkeys(record["metric"] for record in records))
+        # Rows by metric, and within a metric by run: the sort is stable.
         records.sort(key=lambda record: metrics.index(record["metric"]))
         without_leaked = [(record["leakage"] or {}).get("without_both") for record in records]
         columns = {
@@ -76,11 +77,13 @@ def print_places(params: Params, workspace: Workspace) -> None:
     """Print the path of the report, or of the validation page before it exists, and what shows the runs in MLflow."""
     from vlp_models.registry.client import database_exists, tracking_uri
 
+    # The report exists after the last stage, the validation page after an early one.
     pages = {"report": workspace.reports / "index.html", "validation": workspace.reports / "validation.html"}
     for name, page in pages.items():
         if page.exists():
             print(f"{name:10} {page}")
             break
+    # Asking MLflow about a database that does not exist would create it.
     if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
         return
     if params.tracking.uri.startswith(("http://", "https://")):
@@ -104,6 +107,7 @@ def next_steps(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
     from vlp_models.registry.receipts import find_challenger, read_registered
 
     try:
+        # By the ledger: MLflow would take seconds to import.
         champions = replay(Ledger(workspace.root / params.promotion.ledger).entries())
     except (LedgerError, OSError):
         return []
@@ -162,6 +166,7 @@ def _last_split(records: list[Record]) -> list[Record]:
     last: dict[tuple[str, str], str] = {}
     for record in records:
         key = record["task"], record["dataset"]
+        # SPLITS is train, val, test, so the largest index is that of the test split if it was scored.
         last[key] = max(last.get(key, record["split"]), record["split"], key=SPLITS.index)
     return [record for record in records if record["split"] == last[record["task"], record["dataset"]]]
 
@@ -181,12 +186,15 @@ def _experiment(params: Params, workspace: Workspace) -> str:
 
 def find_uncommitted(root: Path) -> list[str]:
     """Return the project's own files and folders that are untracked or changed; empty without git."""
+    # Paths of `git status` start at the repository's root, which may be above the project.
     prefix = run_git(root, "rev-parse", "--show-prefix")
     status = run_git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *PROJECT_FILES)
     if prefix is None or status is None:
         return []
     start = len(os.fsdecode(prefix).rstrip("\n"))
+    # An entry is two letters of state, a space and the path.
     paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
     # A folder of the project stands for all files in it.
     names = {path.partition("/")[0] if path.startswith(PROJECT_FOLDERS) else path for path in paths}
+    # Files and folders of the project first.
     return sorted(names, key=lambda path: (path not in PROJECT_FILES, path))

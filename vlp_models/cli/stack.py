@@ -64,6 +64,7 @@ class Stack:
     def environment(self) -> dict[str, str]:
         """Return the environment of Prefect's processes, without the Prefect settings of the shell."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        # Requests to this machine must not go through a proxy; a proxy's own exceptions stay.
         for name in ("no_proxy", "NO_PROXY"):
             env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1"]))
         return env | {
@@ -88,6 +89,7 @@ class Stack:
         entry = self.record.get(name, {})
         try:
             process = psutil.Process(int(entry["pid"]))
+            # A pid alone may be another process by now; a second of tolerance for rounding.
             is_same = abs(_since_boot(process) - float(entry["started"])) < 1
             return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
         except (psutil.Error, KeyError, TypeError, ValueError):
@@ -106,10 +108,12 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # A session of its own, so that closing the terminal does not end it.
                 start_new_session=True,
             )
         finally:
             os.close(log)
+        # Recorded at once: a process that is not recorded cannot be stopped.
         self.save(**{name: {"pid": child.pid, "started": _since_boot(psutil.Process(child.pid))}})
 
     def wait(self, name: str, condition: Callable[[], bool]) -> None:
@@ -134,6 +138,7 @@ class Stack:
         """Return the REST API's answer; None for 404. With a body, the method is POST unless given."""
         data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/api{path}", data, headers, method=method or None)
+        # An empty handler: no proxy, whatever the environment names.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         for attempts_left in reversed(range(10)):
             try:
@@ -186,11 +191,13 @@ def start_server(stack: Stack, port: int | None) -> None:
         port = port or stack.port
         # Prefect's own message comes seconds later, and in its log.
         with socket.socket() as probe:
+            # As servers do; without it a port is refused for a minute after its last server.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
                 reason = "needs root" if isinstance(error, PermissionError) else "is in use by another program"
+                # The next port, or 1 after the last one; below 1024 the default, which needs no root.
                 free = DEFAULT_PORT if port < 1024 else port % 65535 + 1
                 raise DataError(f"port {port} {reason}; run `vlp up --port {free}`") from error
         stack.save(port=port)
@@ -203,6 +210,7 @@ def set_up(stack: Stack) -> None:
     """Create the work pool, the GPU slots, the deployments and the automation that do not exist yet."""
     import yaml
 
+    # A pool that exists is left as it is: its limit may have been changed by hand.
     if is_new := stack.call(f"/work_pools/{POOL}") is None:
         stack.prefect("work-pool", "create", POOL, "--type", "process")
         stack.prefect("work-pool", "set-concurrency-limit", POOL, str(POOL_LIMIT))
@@ -219,6 +227,7 @@ def set_up(stack: Stack) -> None:
         resume_schedules(stack)
     _say("deployments", f"prefect.yaml, {'registered' if is_new else 'unchanged'}")
     name = yaml.safe_load((stack.root / "deploy" / "zombie.yaml").read_text(encoding="utf-8"))["name"]
+    # `deploy/zombie.yaml` turns runs without a heartbeat into crashed ones.
     if is_new := name not in {automation["name"] for automation in stack.call("/automations/filter", {})}:
         stack.prefect("automation", "create", "--from-file", "deploy/zombie.yaml")
     _say("automation", f"{name}, {'created' if is_new else 'exists'}")
@@ -233,6 +242,7 @@ def register_deployments(stack: Stack) -> None:
     for deployment in stack.call("/deployments/filter", {}):
         if any(schedule["active"] for schedule in deployment["schedules"]):
             active.add(deployment["id"])
+    # Written before they are paused, so that a kill loses none.
     stack.save(**{TO_RESUME: sorted(active) or None})
     try:
         stack.prefect("deploy", "--all")
@@ -254,12 +264,14 @@ def resume_schedules(stack: Stack) -> None:
 def start_worker(stack: Stack) -> None:
     """Start the worker unless it runs, and wait until the server has received its heartbeat."""
     running = stack.find("worker")
+    # `stopping` was set by a `vlp down` that timed out.
     if running is not None and stack.record["worker"].get("stopping"):
         raise DataError(f"the worker (pid {running.pid}) is still stopping; wait for it, then run `vlp up` again")
     if running is None:
         name = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
         stack.start("worker", "worker", "start", "--pool", POOL, "--name", name)
         workers = f"/work_pools/{POOL}/workers/filter"
+        # The server lists a worker once it has sent a heartbeat.
         stack.wait("worker", lambda: any(worker["name"] == name for worker in stack.call(workers, {})))
     _say("worker", _started(stack, "worker", running))
 
@@ -284,6 +296,7 @@ def down() -> None:
         raise DataError(f"{root}: `vlp up` has started nothing in this folder")
     with file_lock(root / ".work" / "stack" / "lock", "`vlp down`"):
         stack = Stack(root)
+        # The worker first, so that its runs can report their end to the server.
         for name in ("worker", "server"):
             process = stack.find(name)
             stopped = "is not running" if process is None else stop(stack, name, process)
@@ -304,12 +317,14 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
     if not stack.record[name].get("stopping"):  # Prefect answers a second SIGINT with SIGKILL
         stack.save(**{name: {**stack.record[name], "stopping": True}})
         process.send_signal(signal.SIGINT)
+    # Children by then may have other parents, so they were listed before the interrupt.
     _, alive = psutil.wait_procs([process, *below], timeout=SAVE_SECONDS)
     if alive and name == "worker":
         raise DataError(
             f"the worker (pid {process.pid}) has not stopped after {SAVE_SECONDS:.0f} s; run `vlp down` again to wait "
             f"for it, or end it with `kill -9 {process.pid}`"
         )
+    # A server that has not stopped is killed; a worker is not, since its trainer may be saving.
     for child in alive:
         child.kill()
     interrupted = f"; {len(runs)} interrupted, the next run continues there" if name == "worker" and runs else ""
@@ -318,11 +333,13 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
 
 def stop_orphaned_runs(stack: Stack) -> int:
     """Interrupt the flows that continue after their worker was killed, wait for them, and return how many they were."""
+    # Flows of other projects have another PREFECT_HOME.
     home, runs = stack.environment()["PREFECT_HOME"], []
     for process in psutil.process_iter(["cmdline"]):
         with suppress(psutil.Error):
             if "prefect.engine" in (process.info["cmdline"] or []) and process.environ().get("PREFECT_HOME") == home:
                 runs.append(process)
+    # Listed before the signal: a child whose parent has ended is not found below it.
     below = [child for run in runs for child in run.children(recursive=True)]
     for run in runs:
         run.terminate()

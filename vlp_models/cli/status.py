@@ -56,6 +56,7 @@ def print_status(
             print_line(console, "", f"  {name:24} {', '.join(reasons)}")
         if count > MAX_STALE:
             print_line(console, "", f"  and {count - MAX_STALE} more: dvc status")
+    # Without an answer of DVC, "nothing" would be wrong.
     elif not any(note.startswith("dvc") for note in result.notes):
         print_line(console, "stale", "nothing", style="green")
     for line in result.running or ["nothing"]:
@@ -126,6 +127,7 @@ def _collect_stale(root: Path, result: Status) -> None:
         stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
     except (ValueError, AttributeError, TypeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+        # Another DVC process holds the lock.
         busy = any("busy" in line for line in lines)
         result.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
     else:
@@ -147,10 +149,13 @@ def _collect_running(root: Path, result: Status) -> None:
         result.running.append(holder)
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         command = process.info["cmdline"] or []
+        # Skip processes of other folders, and this one.
         if process.info["cwd"] != here or process.info["pid"] == os.getpid():
             continue
+        # `python .../vlp stage pretrain tden`, or `vlp stage ...` itself.
         if "vlp" in [Path(word).name for word in command[:2]] and "stage" in command:
             stage = command[command.index("stage") + 1 :][:2]
+            # A stage's work folder is named STAGE-KEY, without options.
             progress = _progress(root, "-".join(word for word in stage if not word.startswith("-")))
             result.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
     try:
@@ -165,10 +170,12 @@ def _collect_running(root: Path, result: Status) -> None:
 
 def _progress(root: Path, stage: str) -> str:
     """Return the last step that the trainer logged."""
+    # Each fingerprint has a folder; the newest log is that of this run.
     logs = sorted((root / ".work" / stage).glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return ""
     try:
+        # The last line; one that is being written is not JSON yet.
         last = json.loads(logs[-1].read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2])
         loss = f", loss {last['loss']:.4g}" if isinstance(last.get("loss"), float) else ""
         return f", step {last['step']}, epoch {last['epoch']}{loss}"
@@ -197,6 +204,7 @@ def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: b
         challenger = (find_challenger(receipts) or {}).get("version")
         if aliases is not None:
             champion, challenger = (aliases.get(model, {}).get(name) for name in ("champion", "challenger"))
+        # registered.json still names a version as challenger after its promotion.
         if challenger == champion:
             challenger = None
         # The champion's value is that of the ledger, which outlives its workspace; the others' are those of this one.
@@ -231,6 +239,7 @@ def _aliases(root: Path, params: Params, result: Status) -> dict[str, dict[str, 
 
 def _champion_value(entries: list[dict[str, Any]], model: str, version: int) -> float | None:
     """Return the champion's last measured value, from the ledger."""
+    # The newest decision that names the version, on either side of a comparison.
     for entry in reversed(entries):
         numbers = entry.get("decision", {}).get("numbers", {})
         if entry["model"] == model and entry["version"] == version and "value" in numbers:

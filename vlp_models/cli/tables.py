@@ -15,6 +15,7 @@ MIN_WIDTH = 8  # characters of a column whose cells may be broken over lines
 def open_console(width: int = 80) -> Console:
     """Return the terminal. A log file has no width, and rich would assume 80: it gets at least this one."""
     console = Console()
+    # rich reads COLUMNS itself.
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, width)
     return console
@@ -47,12 +48,14 @@ def print_table(
         pad_edge=False,
         header_style="bold",
     )
+    # A column without any content, such as intervals of few items, is left out.
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     for name in filled:
         table.add_column(
             name,
             justify="right" if name in numbers else "left",
             overflow="fold",
+            # Numbers must not be broken over lines; on a narrow terminal a folded column shrinks instead.
             no_wrap=name not in folded,
             min_width=MIN_WIDTH if name in folded else None,
         )

@@ -28,6 +28,7 @@ def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> No
     from vlp_models.cli.tables import open_console, print_table
 
     console = open_console(WIDE)
+    # The entry of a withdrawal, for example, has no decision.
     decisions = [entry.get("decision", {}) for entry in entries]
     numbers = [decision.get("numbers", {}) for decision in decisions]
     columns = {
@@ -95,9 +96,11 @@ def print_lineage(
 
 def rebuild_commands(record: dict[str, Any]) -> list[str]:
     """Return the commands that rebuild the version's checkpoint; raw data is pulled from DVC's remote or generated."""
+    # `COMMIT+...` had uncommitted changes; only the commit itself can be checked out.
     commit = record["git_commit"].partition("+")[0]
     name = f"{record['name']}/{record['version']}"
     files = [file for file in ("params.yaml", "dvc.lock") if file in record["locks"]]
+    # First save the files, then check the commit out, which would replace them, then put them back.
     commands = [f"vlp lineage {name} --file {file} > /tmp/{file}" for file in files]
     if commit != "unknown":
         commands.append(f"git checkout {commit}")
@@ -114,6 +117,7 @@ def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]
     name = f"{record['name']}/{record['version']}"
     lines = [f"{record['name']} version {record['version']}: {record['task']}, run {record['run']}"]
     for score in record["metrics"]:
+        # Scores of other decoders, such as `CIDEr (greedy)`, are left out.
         if score["value"] is not None and "(" not in score["metric"]:
             interval = f" ({score['low']:.2f} to {score['high']:.2f})" if score["low"] is not None else ""
             measured_on = f"{score['dataset']} {score['split']}"

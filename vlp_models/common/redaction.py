@@ -1,8 +1,8 @@
 """Remove secrets from a text before it leaves the process: terminal, logs, flow states, webhooks, MLflow, files.
 
 Secrets are: user name and password in a URL, its query parameters with secret-like names, the value of an
-`Authorization:` header, the values of params keys such as `webhook` or `password`, and the value of every environment
-variable with a secret-like name. A secret that none of these rules identifies is not found.
+`Authorization:` header, a `Bearer` token, the values of params keys such as `webhook` or `password`, and the value of
+every environment variable with a secret-like name. A secret that none of these rules identifies is not found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The project's paths, and what every stage records: fingerprint, manifest, timing.
 
-The only module that defines paths. `atomic_write` and `output_directory` (io.py) keep outputs complete or absent.
+The paths that stages read and write are defined here. `atomic_write` and `output_directory` (io.py) keep outputs
+complete or absent.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from vlp_models.params import Params
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
-MLFLOW_UI = "http://127.0.0.1:5000"  # where the `mlflow ui` of the README listens
+MLFLOW_UI = "http://127.0.0.1:5000"  # where the `mlflow ui` that `vlp run` prints listens
 
 
 @dataclass(frozen=True, kw_only=True)
