@@ -176,6 +176,7 @@ def read_yaml_text(path: Path) -> str:
         # `-sig`: editors on Windows start a file with a byte order mark.
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
+        # The line of the first byte that is not UTF-8.
         line = content.count(b"\n", 0, error.start) + 1
         raise ParamsError(
             f"{path}:{line}: not UTF-8 text; save the file as UTF-8: {convert_command(str(path))}"
@@ -245,6 +246,7 @@ def parse_params(raw: Mapping[str, Any], file: str = "params.yaml", root: Path |
             raise ParamsError(
                 f"{file}: `tokenizer.sources: {source}`: no such dataset{suggestion(source, params.data)}"
             )
+    # After the names, which starts consist of.
     _check_starts(params, file)
     _check_augment(params, file)
     return params
@@ -263,6 +265,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Merge `defaults` into every run and drop it."""
     full = dict(raw)
+    # An empty section is null in YAML.
     defaults = full.pop("defaults", None) or {}
     if not isinstance(defaults, dict):
         raise ParamsError(f"{file}: `defaults` must be a section, found {defaults!r}")
@@ -311,6 +314,7 @@ def _check_starts(params: Params, file: str) -> None:
         # As `Params.chain`, which would not end in a cycle.
         while start := params.start_of(*split_start(visited[-1])):
             if start in visited:
+                # The runs of the cycle only, without those that lead to it.
                 cycle = " -> ".join([*visited[visited.index(start) :], start])
                 itself = "starts from itself" if start == visited[-1] else f"forms a cycle: {cycle}"
                 raise ParamsError(f"{file}: `{visited[-1].replace('/', '.')}` {itself}; start from `initial/MODEL`")

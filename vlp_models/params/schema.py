@@ -48,6 +48,7 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
         shared = {key: value for key, value in raw.items() if key in fields and key != further}
         # A key of that field's own name is such a key as well, not the field.
         raw = shared | {further: {key: value for key, value in raw.items() if key not in shared}}
+    # Unknown keys before missing ones: a misspelled key is both, and only this message suggests the right name.
     for key in raw:
         if key not in fields:
             raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
