@@ -292,6 +292,7 @@ def load_task_model(directory: Path, device: torch.device | str = "cpu") -> Task
         raise CheckpointError(f"{directory}: a pretrained model without a task head; fine-tune it first")
     try:
         task = task_class(info.task)
+    # The checkpoint is at fault here, not params.yaml.
     except ParamsError as error:
         raise CheckpointError(f"{directory}: {error}") from None
     tokenizer = Tokenizer.load(directory)

@@ -254,6 +254,7 @@ class CaptionIndex:
         if not neighbors:
             return 0
         texts = [_without_punctuation(words) for words in candidates]
+        # The mean over neighbors: one with many captions counts as much as one with few.
         return int(self._scorer.mean_score(neighbors, texts).argmax())
 
     def nearest(self, image_id: str, query_F: NDArray[np.float32], count: int) -> list[str]:
@@ -316,6 +317,7 @@ def open_captioned_images(shards: Path, sources: Mapping[str, int], *, regions: 
     """
     from vlp_models.data.shards.dataset import ShardDataset
 
+    # Each image once, however often an epoch repeats its dataset.
     images = ShardDataset(shards, "train", "images", dict.fromkeys(sources, 1), regions=regions, captioned=True)
     if not 0 < len(images) <= MAX_IMAGES:
         raise DataError(

@@ -231,6 +231,7 @@ class Retrieval(TaskModel):
         if self.by_pairs:
             state = cast(ScoresPairs, self.model).encode_image(batch.image)
             for i, row in enumerate(rows):
+                # The encoding of the whole batch, shared: an image is one of its rows.
                 row[ENCODED] = EncodedImage(state=state, row=i)
         if not self.by_embeddings:
             return rows

@@ -206,6 +206,7 @@ class SelfCriticalLoss:
             return Text(ids_BT=empty, mask_BT=empty.bool()).to(device)
         rows = []
         for hypothesis in captions:
+            # As in `_words`: only a caption that was not cut ends with [SEP].
             end = [self._tokenizer.sep_id] if len(hypothesis.ids) < self.max_len else []
             rows.append([self._tokenizer.cls_id, *hypothesis.ids, *end])
         ids_NT = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, self._tokenizer.pad_id)
