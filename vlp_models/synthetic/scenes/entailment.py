@@ -63,6 +63,7 @@ def write_hypotheses(
         texts: captions of each image; the first one is the SNLI premise.
     """
     lines: dict[str, list[str]] = {split: [] for split in FILES}
+    # Claims are balanced within each split.
     balances: dict[str, Balance] = {split: {} for split in FILES}
     for (scene, rng, path), captions in zip(pictures, texts, strict=True):
         for number, (hypothesis, label) in enumerate(make_hypotheses(scene, per_image, rng, balances[scene.split])):

@@ -108,6 +108,7 @@ def _draw_fitting(
 ) -> Iterator[Comparison]:
     """Yield different sentences for which `fits` accepts the labels of the four pairs, row by row."""
     used: set[str] = set()
+    # A set may have fewer fitting sentences than are asked for.
     for _ in range(_TRIES):
         if len(used) == number:
             return

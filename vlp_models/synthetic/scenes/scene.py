@@ -132,6 +132,7 @@ def sample_scene(rng: np.random.Generator, *, image_id: str, split: str, side: i
         color = COLORS[rng.choice(len(COLORS), p=color_weights)]
         texture = TEXTURES[rng.choice(len(TEXTURES), p=[0.5, 0.25, 0.25])]
         size = SIZES[int(rng.random() < 0.4)]
+        # An object without a place after 40 tries is left out.
         for attempt in range(40):
             if attempt == 25:  # a small object may still fit
                 size = "small"
