@@ -174,6 +174,7 @@ class Dictionary(UpdateAccumulator):
         values = candidates_CD[::step][:count]
         self.codes[dead] = values
         self.idle[dead] = NEVER
+        # As if one feature had been mapped to it, so that the averages start there.
         if self.released:
             self.counts[dead] = 1.0
             self.sums[dead] = values

@@ -175,6 +175,7 @@ class UnifiedVLP(nn.Module):
     def embed_visual(self, regions_BRD: Tensor, objective: str) -> Tensor:
         """Return the embeddings of [CLS] and the regions, [B, 1 + R, D]."""
         words, positions = self.text_embedding.words, self.text_embedding.positions
+        # [CLS] at position 0; `finish` adds segment, norm and dropout.
         cls_D = embedding_table(words)[self.config.cls_id] + embedding_table(positions)[0]
         x_BRD = torch.cat([cls_D.expand(len(regions_BRD), 1, -1), regions_BRD], 1)
         return self.finish(x_BRD, IMAGE_SEGMENT[objective])

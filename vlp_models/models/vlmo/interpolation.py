@@ -102,6 +102,7 @@ def geometric_offsets(before: int, now: int) -> NDArray[np.float64]:
 
 def interpolate_embeddings(table_SD: Tensor, before: int, now: int) -> Tensor:
     """Interpolate absolute position embeddings, [CLS] first: [S, D] for a grid of `before` to one of `now`."""
+    # (S, D) without [CLS] -> (1, D, before, before)
     grid = table_SD[1:].T.reshape(1, -1, before, before)
     resized = F.interpolate(grid.float(), size=(now, now), mode="bicubic", align_corners=False)
     return torch.cat([table_SD[:1], resized.flatten(2)[0].T.to(table_SD.dtype)])
