@@ -62,6 +62,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     lock = workspace.root / ".work" / "locks" / name
     wait = LOCK_WAIT_LAUNCHED if LAUNCHED in os.environ else LOCK_WAIT
     command = f"`vlp stage {stage.replace('@', ' ')}`"
+    # Signals first, so that a stop while this waits for the lock is announced as well.
     with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
         if run_by_dvc():  # DVC is not writing dvc.lock while a stage runs
             back_up(workspace.root)

@@ -241,6 +241,7 @@ def _parents(params: Params, workspace: Workspace, name: str, config: dict[str, 
         parents.append(parent)
         if not (path / "config.json").exists():
             break
+        # A start that was trained again since is not the one that this checkpoint was made from.
         current = hash_path(path)
         parent["sha256"] = recorded or current
         if recorded not in (None, current):

@@ -161,6 +161,7 @@ class TrainingJob:
         # New weights (heads) are drawn from the run's seed.
         torch.manual_seed(self.section.seed)
         training = build(self)
+        # Only the first process logs curves.
         mlflow, sinks = self._open_curve_loggers(training.tags) if is_main_process() else (None, [])
         with log_curves([*sinks, mlflow] if mlflow is not None else sinks, self.work) as tracker:
             result = fit(
@@ -178,6 +179,7 @@ class TrainingJob:
         outputs = self._publish(training, result, mlflow, sinks)
         if write_more is not None:
             outputs += write_more(self, training)
+        # Saved before the resume state goes, so that a kill in between leaves one of the two.
         save_unrecorded_result(self.workspace, self.work, self.stage, outputs)
         self.clear_resume_state()
 

@@ -45,6 +45,7 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
     _check_settings(params, workspace, stage, key)
     # inputs that no stage writes may change at any time
     before = _input_files(params, workspace, stage, key)
+    # The stage runs here; an error in it skips the checks below.
     yield params
     after = _input_files(params, workspace, stage, key)
     name = f"{stage} {key}".strip()

@@ -143,6 +143,7 @@ def back_up(root: Path) -> None:
 
 def dvc_is_running(root: Path) -> bool:
     """Return whether a `dvc` process of this user runs in `root` or below it."""
+    # A process reports its folder without symbolic links.
     root = root.resolve()
     # by its command line: its own pid files are what may be damaged
     for process in psutil.process_iter(["cmdline", "cwd"]):

@@ -111,6 +111,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
                 classes=list(source.classes),
                 detector_id=source.detector_id,
             )
+        # Saved before the chunks go, so that a kill in between leaves one of the two.
         save_unrecorded_result(workspace, work, "features", [workspace.features])
         # For the next run, which reuses the regions of images with the same content.
         if cache is not None:

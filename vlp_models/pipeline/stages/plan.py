@@ -59,6 +59,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})  # stands for an optional dependency (pipeline/dvc/graph.py)
         write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
+        # A file per task, so that an option of one task makes only its own evaluations stale.
         for task in sorted({run.task for run in params.finetune.values()}):
             write_json(directory / "evaluate" / f"{task}.json", planned_settings(params, task))
         for kind, names in code_modules().items():

@@ -114,6 +114,7 @@ def run(
             write_contents(
                 contents, hashes, sources, {kind: facts if kind == "regions" else {} for kind in required.kinds}
             )
+        # Saved before the parts go, so that a kill in between leaves one of the two.
         save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
         remove_chunks(work)
     described = []
@@ -144,6 +145,7 @@ def _make_parts(
         joined = _ImageRows(database, workspace.validated)
         # -(-a // b) rounds up.
         shard_counts = {split: -(-joined.count(split) // size) for split in SPLITS}
+        # Run for its effect: each shard is in `work` when it is done.
         for _ in mapper.map(make, _missing_shards(joined, shard_counts, size, work)):
             pass
     return {

@@ -85,6 +85,7 @@ def _read(
     """
     with scratch_directory(workspace.root / ".work" / "texts") as folder, Database.within(folder) as database:
         corpus = _Corpus(database, validated, sources, without)
+        # Generators: the rows are read while `MappedValues` writes them to disk.
         texts = (
             column.texts(rows)
             for name, view in TABLES.items()
