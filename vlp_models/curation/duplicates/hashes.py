@@ -82,6 +82,7 @@ def hash_image(
                 displayed = to_upright_rgb(image)
             perceptual = perceptual_hash(displayed)
             fingerprint = fingerprint_image(displayed, keypoints=keypoints, mirrored=held_out)
+            # Size and mode belong to the hash: the same bytes could be a 2x8 and a 4x4 image.
             pixels = hashlib.sha256(f"{displayed.width}x{displayed.height} {displayed.mode}\0".encode())
             pixels.update(displayed.tobytes())
         except VLPError:
@@ -146,6 +147,7 @@ def hash_all(
     # look at the first images to learn whether there are few, then put them back
     first = list(islice(stream, SERIAL_LIMIT))
     stream = chain(first, stream)
+    # `iter` with a sentinel: chunks until the first empty one.
     chunks = iter(lambda: list(islice(stream, CHUNK)), [])
     if len(first) < SERIAL_LIMIT:
         mapper = LocalMapper(1)
@@ -180,6 +182,7 @@ def _store(content: bytes, target: str) -> None:
         descriptor = os.open(target, flags, 0o644)
     except FileExistsError:
         return
+    # The first image of a folder creates it.
     except FileNotFoundError:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         _store(content, target)

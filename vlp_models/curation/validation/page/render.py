@@ -101,6 +101,7 @@ def render(validation: Validation) -> str:
     environment = page_environment("vlp_models.curation.validation.page")
     environment.filters["percent"] = format_percent
     environment.filters["shorten"] = shorten
+    # The rules with the most bad rows come first.
     failed = sorted((rule for rule in validation.rules if rule.failed), key=lambda rule: -rule.failed)
     # rows that are bad only because their image is: counted, without examples
     broken = [rule for rule in failed if rule.name not in CONSEQUENCES]
