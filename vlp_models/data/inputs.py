@@ -194,6 +194,7 @@ def find_non_finite(batch: Batch) -> list[str]:
         return []
     # bool [B]: whether all values of an image's tensors are finite
     tensors = [value for value in vars(image).values() if isinstance(value, Tensor) and value.is_floating_point()]
+    # (B, ...) per tensor -> (B,): all of an image's values in all tensors.
     good_B = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors]).all(0)
     return batch.samples_showing((~good_B).nonzero().flatten())
 
@@ -238,6 +239,7 @@ def choose_captions(captions: Sequence[str], count: int, seed: int | None) -> li
     """Return `count` of these captions, at least one; with fewer than `count`, some are repeated."""
     order = list(range(len(captions)))
     if seed is not None:
+        # A permutation, so that no caption is repeated before all were used.
         order = np.random.default_rng([seed, 1]).permutation(len(captions)).tolist()  # the image has the first stream
     return [captions[order[i % len(order)]] for i in range(count)]
 
@@ -276,6 +278,7 @@ def required_content(
     """
     inputs = list(inputs)
     images = [model_inputs.image for model_inputs in inputs]
+    # The largest patch of any model decides.
     patch = max((image.patch for image in images if isinstance(image, PixelInput)), default=0)
     # a smaller image would be enlarged beyond its content
     if min_side is not None and min_side < patch:

@@ -108,6 +108,7 @@ def read_languages(directory: Path, image_ids: Collection[str]) -> dict[str, dic
     # (image id, caption id) -> language
     with (directory / LANGUAGES).open(encoding="utf-8") as lines:
         rows = (json.loads(line) for line in lines)
+        # Captions of other images are not held in memory.
         languages = {
             (row["image_id"], row["caption_id"]): row["language"] for row in rows if row["image_id"] in image_ids
         }

@@ -99,6 +99,7 @@ def _hypothesis(local: str, record: Row) -> Hypothesis:
     text = get_sentence(record, "sentence2")
     label = check_label(get_text(record, "gold_label")) if record.get("gold_label") is not None else None
     labels: Any = record.get("annotator_labels")
+    # Some labels are empty or none of the three.
     annotators = [label for label in labels if label in ENTAILMENT] if isinstance(labels, list) else []
     return Hypothesis(local=local, file=file, text=text, label=label, annotators=annotators)
 
@@ -238,6 +239,7 @@ def read_esnli_ve(name: str, params: SNLIVEParams, base: Path) -> Tables:
         base, params.root, "its files are in github.com/maximek3/e-ViL; the photos are Flickr30k's"
     )
     # one file with a column `split`, or a file per split
+    # The single file wins over files per split.
     all_splits = root / WHOLE
     files = {split: all_splits if all_splits.is_file() else root / file for split, file in ESNLI_FILES.items()}
     splits = select_splits(name, "e-SNLI-VE", params, SPLITS, files, also=WHOLE)

@@ -151,6 +151,7 @@ def encode_regions(regions: RegionArrays, where: str = "regions") -> bytes:
 
     arrays = {name: np.ascontiguousarray(getattr(regions, name), dtype=dtype) for name, dtype in REGION_DTYPES.items()}
     try:
+        # Checked after the conversion: float16 turns large values into infinity.
         _check_regions(RegionArrays(**arrays))
     except ValueError as error:
         raise DataError(

@@ -89,6 +89,7 @@ def _load(name: str) -> View:
 
 def _load_table(name: str) -> View:
     if not (view := _load(name)).table:
+        # A view without a table, such as `images`, has no rows of its own.
         raise KeyError(name)
     return view
 

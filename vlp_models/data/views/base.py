@@ -54,6 +54,7 @@ class Column:
     def texts(self, rows: pa.Table) -> list[str]:
         """Return the texts of this column in these rows."""
         values: list[Any] = rows[self.name].to_pylist()
+        # A list column has several texts per row.
         return [text for several in values for text in several] if self.is_list else values
 
 
@@ -115,6 +116,7 @@ class View:
         """Return the index row of a row of the table, with its id under `sample_id`."""
         # columns that depend on the image's size, such as boxes
         changed = self.to_index(row, width, height) if self.to_index else {}
+        # Changed columns come last and replace these.
         unchanged = {column.name: row[column.name] for column in self.indexed}
         return {"sample_id": row[self.id_column], **unchanged, **changed}
 
