@@ -140,7 +140,7 @@ def _map_embeddings(mapping: VLMoMapping, config: Mapping[str, Any]) -> dict[str
             )
         # [rows, layers * heads] -> [layers * heads, rows]: image to image, between the two, text to text
         table = take("relative_position_bias_table", rows, columns).T.contiguous()
-        # Two rows in the middle are the bias from image to text and from text to image.
+        # The two rows between are the biases from text to image and from image to text.
         image_rows = rows - TEXT_ROWS - 2
         # Texts of 196 tokens, [CLS] included, have 2 * 195 - 1 = 389 offsets and 3 rows of [CLS]: half of 392 is the
         # length.

@@ -83,6 +83,7 @@ def to_float(value: Any) -> float | None:
 def text(value: Any) -> str:
     """Return a cell's text; whole numbers look the same from a spreadsheet (7.0) and from text (7)."""
     if isinstance(value, float) and value.is_integer():
+        # 7.0 -> "7", so that ids of a spreadsheet and of a text file are equal.
         return str(int(value))
     return "" if value is None else str(value).strip()
 
@@ -97,6 +98,7 @@ def score_items(rows: Sequence[Row], values: Sequence[float], item: str, cluster
         # `add` returns None, so the condition is true of the first name that has occurred before.
         repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{item} {repeated} occurs more than once; name a column that distinguishes rows with --item")
+    # An empty cell would put unrelated items into one cluster.
     blank = [name for name, row in zip(items, rows, strict=True) if cluster and not text(row.get(cluster))]
     if blank:
         raise ValueError(

@@ -85,6 +85,7 @@ class PhotoModel:
         task_model, extractor = self.predictor.task_model, self.predictor.extractor
         if not answer:
             return Overlay(picture=scale_for_page(photo), note=f"No boxes: the model returned an empty {kind}.")
+        # Without regions the boxes are cells of a grid, blanked one at a time.
         if extractor is None:  # the model reads pixels
             occlusion, cells = occlude_cells(task_model, photo, question, answer)
             boxes = cells.tolist()
@@ -180,6 +181,7 @@ class Page:
                     overlay = Overlay(picture=scale_for_page(photo), note=note)
         except VLPError as error:
             return Result(problem=_as_sentence(error))
+        # Only a consensus comes with `beam`; a caption of another photo has neither `beam` nor `greedy`.
         names = ("caption", "beam", "greedy")
         caption, beam, greedy = (prediction[name] or "(nothing)" if name in prediction else "" for name in names)
         return Result(caption=caption, beam=beam, greedy=greedy, overlay=overlay)
@@ -211,6 +213,7 @@ class Page:
             return Result(problem=f"Describe the photo to find in at most {MAX_TEXT} characters.")
         try:
             with self.lock:
+                # The lock covers the prediction only, not the opening of the photos below.
                 matches = self.search.find(query)
         except VLPError as error:
             return Result(problem=_as_sentence(error))
@@ -263,6 +266,7 @@ class Page:
         if task == "retrieval":
             if self.search is None or self.search_card is None:
                 return None
+            # Retrieval has no `PhotoModel`: it searches indexed photos.
             return self.search_card, self.search.task_model
         model = self.captioner if task == "captioning" else self.answerer
         return (model.card, model.predictor.task_model) if model is not None else None

@@ -100,6 +100,7 @@ def describe_history(lineage: Record | None, run: str) -> list[str]:
             continue
         start = parent["path"].removeprefix("checkpoints/")
         kind, name = split_start(start)
+        # The parent that the version started from no longer exists with this content.
         if parent.get("note"):  # it was trained again since
             sentences.append(f"It started from {start}, which has changed since; its training data is not recorded.")
         elif kind != "initial":
@@ -112,6 +113,7 @@ def describe_history(lineage: Record | None, run: str) -> list[str]:
         elif warmup := parent.get("vision_warmup"):
             images = f"{warmup['images']:,} images of the train split"
             sentences.append(f"Its vision encoder was first trained on boxes in {images}.")
+    # A `checkpoint` is one of this project, which is described above.
     borrowed = [weights for weights in find_borrowed(lineage) if weights.role != "checkpoint"]
     for weights in borrowed:
         source = weights.source  # a package or library, or a path, whose folders stay private
@@ -124,6 +126,7 @@ def _describe_augmentation(settings: Record, params: Record) -> list[str]:
     """Return a sentence on generated captions that the fine-tuning was also trained on, if any."""
     augment = settings.get("augment") or {}
     entry = params.get("augment", {}).get(augment.get("captions") or "")
+    # A control repeats the images' own captions: nothing generated was read.
     if not entry or augment.get("control"):
         return []
     writer = split_start(entry["start"])[1]

@@ -116,6 +116,7 @@ def withdraw_images(
         LedgerError: the ledger was changed.
     """
     # An entry per file content: ids of all dataset images with it, none if it is in no dataset.
+    # A queried image that is in no dataset is withdrawn as well: it may arrive later.
     ids: dict[str, list[str]] = {query.sha256: [] for query in report.queries}
     images: dict[str, ImageIdentity] = {query.sha256: query for query in report.queries}
     for copy in report.copies:

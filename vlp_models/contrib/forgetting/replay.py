@@ -35,7 +35,7 @@ class TrainingRun:
     view, captioned           what it read of the data; `captioned`: only images with captions
     texts_per_image           consecutive texts of one image
     captioner                 `augment.NAME`; empty: none
-    control                   it trained on shuffled generated captions
+    control                   captions of the images' own replaced the generated ones
     repeats                   updates that use the same batches, one after the other
     rewards_use_all_captions  its reward uses the captions of all training images from the first update on
     """

@@ -42,6 +42,7 @@ def _line(exposure: Exposure) -> str:
 
 def _champion_lines(report: ForgetReport) -> Iterator[str]:
     for champion in report.champions:
+        # `unknown` is reported as a possibility, not as a fact.
         certain = champion.exposure.state in ("exposed", "inherited")
         verb = "was trained on it" if certain else "may have been trained on it"
         yield f"CHAMPION    {champion.model} version {champion.version} {verb}, and is still served"

@@ -87,6 +87,7 @@ def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
             (folder / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
         checkpoint = copy / CHECKPOINT
         weights = quantize_linears(load_task_model(checkpoint), read_weights(checkpoint))
+        # Remove before writing: a write through a hard link would change the original.
         for name in (WEIGHTS, SUMS):
             (checkpoint / name).unlink(missing_ok=True)  # it may be the original's, hard-linked
         save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
@@ -128,6 +129,7 @@ def compare_bundles(
             f"weights of 8 bits cannot be tested: {spec} has no interval, which takes {MIN_GROUPS} images and "
             "`evaluate.bootstrap` above 0"
         )
+    # The tolerance is what another seed would change.
     if margin is None:
         margin = rule.seed_std_of(rule.metric)
     if margin <= 0:

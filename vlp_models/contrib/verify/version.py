@@ -134,6 +134,7 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
         commit: with `+changes` if the working tree differed from it.
         code: file below the package -> sha256; empty for an entry point such as `vlp_models.tasks.vqa:VQA`.
     """
+    # COMMIT+changes: the working tree had changes that no commit has.
     name, changed, _ = commit.partition("+")
     if not code or name == "unknown":
         return "unknown", "no commit on record" if code else "the bundle does not list its code"
@@ -142,6 +143,7 @@ def check_code(root: Path, commit: str, code: Mapping[str, str]) -> tuple[State,
         return "unknown", f"commit {name[:12]} is not in this checkout"
     if run_git(root, "cat-file", "-e", f"{name}:{PACKAGE}") is None:  # the project is not a clone of this repository
         release = f"vlp-flows {own_version()}, which is installed"
+        # Entry points have no hash, and names with a colon are not files.
         files = {file: digest for file, digest in code.items() if digest and ":" not in file}
         differ = [file for file in files if not (ROOT / file).is_file() or hash_source(ROOT / file) != files[file]]
         if differ:
@@ -167,6 +169,7 @@ def _check_data(workspace: Workspace, info: CheckpointInfo, record: Mapping[str,
         return "unknown", "the checkpoint does not name its training data"
     if not find_changed_data(workspace, inputs):
         return "holds", f"data/shards is its training data ({', '.join(data_files)})"
+    # The lineage names DVC's hash of the shards, by which the old data can be restored.
     md5 = str(record.get("dvc", {}).get("data/shards", ""))
     if md5 and (dvc_files(workspace.root) / md5[:2] / md5[2:]).exists():
         return "unknown", f"data/shards has changed since; DVC's cache has the training data, {md5}"

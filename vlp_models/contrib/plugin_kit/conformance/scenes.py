@@ -85,6 +85,7 @@ def write_sample_scenes(root: Path) -> SampleScenes:
     for name, view in TABLES.items():  # of plugins
         if name not in VIEW_MODULES.builtin and view.has_image:
             for number, scene in enumerate(scenes):
+                # A plugin's rows with several images name the next scene, in a circle.
                 other = scenes[(number + 1) % SCENES]
                 tables[number][name] = _any_rows(view, scene, other, tables[number]["captions"])
     texts = [
@@ -193,6 +194,7 @@ def _any_rows(view: View, scene: Scene, other: Scene, captions: Sequence[dict[st
     def value(column: Column, text: str, number: int) -> Any:
         if column == OTHER_IMAGES:
             return [other.image_id]
+        # Both truth values and several numbers occur, so that a task has something to distinguish.
         by_type = {"bool": number == 0, "int32": number, "strings": text.split()[:4], "boxes": boxes}
         choices = column.values or (text,)
         return by_type.get(column.type, choices[number % len(choices)])

@@ -73,6 +73,7 @@ def check_predictions(trial: Trial, task_model: TaskModel, predictions: list[dic
         if record.get(task_model.id_key) != sample.sample_id:
             wrong = f"{record.get(task_model.id_key)!r} under `{task_model.id_key}` (`id_key`)"
             raise Problem(f"a prediction has {wrong} instead of the sample's id {sample.sample_id!r}")
+        # Fields that are predicted again for the blind baseline must be in every record.
         missing = [name for name in task_model.blind_fields if name not in record]
         if missing:
             raise Problem(
@@ -107,6 +108,7 @@ def check_scores(trial: Trial, task_model: TaskModel, predictions: Sequence[Mapp
     metric = scores[task_model.metric]
     if metric.value is None:
         raise Problem(f"{task_model.metric}: {metric.note}")
+    # The promotion gate resamples items, so a total is not enough.
     if metric.evidence is None:
         raise Problem(f"{task_model.metric} has no `evidence` per item, so the gate cannot compare two models by it")
     return f"{task_model.metric} {metric.value:.1f}"

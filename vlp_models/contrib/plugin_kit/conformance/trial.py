@@ -241,6 +241,7 @@ def compare(actual: Mapping[str, Sequence[Tensor]], expected: Mapping[str, Seque
                 raise Problem(
                     f"{name}: row {number} has the shape {[*other.shape]} instead of {[*row.shape]} {context}"
                 )
+            # An empty row, such as an image without located states, has no difference.
             difference = float((other - row).abs().max()) if row.numel() else 0.0
             if not difference <= TOLERANCE * max(1.0, float(row.abs().max())):  # also if it is not finite
                 raise Problem(f"{name}: row {number} differs by {difference:.2g} {context}")
@@ -251,6 +252,7 @@ def rank_gradients(trial: Trial, name: str, first: int, last: int) -> dict[str, 
 
     In eval mode, because dropout draws in each process for itself.
     """
+    # Gradients of the previous objective must not add up.
     trial.model.eval().zero_grad()
     batch = pretraining_batch(trial, seeded=False, first=first, last=last)
     loss = objective_loss(trial, [name])(batch, update=0, generator=generator())

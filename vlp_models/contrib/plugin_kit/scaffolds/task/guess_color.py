@@ -48,6 +48,7 @@ class GuessColor(TaskModel):
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
     ) -> None:
         super().__init__(model, tokenizer, info, labels=labels)
+        # (B, P) -> (B, labels)
         self.head = nn.Linear(cast(Fuses, model).fused_dim, len(self.labels))
 
     @classmethod
@@ -66,6 +67,7 @@ class GuessColor(TaskModel):
 
     def loss(self, batch: Batch, *, generator: torch.Generator) -> Loss:
         targets_B = require_targets(batch)
+        # (B,): only questions whose answer is a label are trained on.
         known_B = targets_B != UNKNOWN
         return cross_entropy(self.logits(batch)[known_B], targets_B[known_B], name="guess_color")
 
