@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from vlp_models.errors import DataError, ParamsError, TrackingError
 from vlp_models.flows import pipeline
 from vlp_models.flows.parts import Part, retrain_parts
 from vlp_models.flows.pipeline import DataDrifted, Outcome, Run, run_without_server, summarize
-from vlp_models.flows.process import StageFailed, hold_workspace
+from vlp_models.flows.process import StageFailed, hold_workspace, is_stale
 from vlp_models.params import FlowParams, Params, load_params
 from vlp_models.pipeline import promotion_commands
 
@@ -66,7 +67,11 @@ def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(project:
     assert "promote vqa: refused (refused: gain 0.2 is below 0.5)" in last
     assert listener.bodies[0]["message"] in last
 
-    again = retrain(project)
+    assert (project / "training_stats").exists(), "the next drift is measured against this training"
+
+    with patch("vlp_models.flows.pipeline.is_stale", wraps=is_stale) as asked_dvc:
+        again = retrain(project)
+    assert asked_dvc.call_count == 1, "nothing is stale, so one question is enough"
     assert list(again) == NAMES
     assert states(again) == ["skipped"] * 2 + ["up to date"] * 11
     assert again["ingest"].detail == "no inbox"

@@ -68,6 +68,7 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         stages[group] = {"foreach": entries, "do": {"cmd": cmd, "deps": [dep], "outs": [f"{group}-${{item}}"]}}
     write = f"cp registered.json reports/registered.json && {stage('register', [])['cmd']}"
     stages["register"] = {**stage("register", [f"evaluate-{run}" for run in runs]), "cmd": write}
+    stages["training_stats"] = stage("training_stats", [f"pretrain-{next(iter(raw['pretrain']))}"])
     stages["report"] = stage("report", [f"evaluate-{run}" for run in runs])
     (folder / "seed").write_text("1")
     (folder / "registered.json").write_text(json.dumps(REGISTERED))

@@ -85,7 +85,10 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
             # Scheduled sampling has a kind of its own: it takes longer.
             plain = run.scheduled_sampling.scheme == "none"
             kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
-            parts.append(Part(name=f"{title} {name}", kind=kind, targets=(f"pretrain@{name}",), gpu=True))
+            # No stage depends on the statistics of its data, with which the next drift is measured.
+            statistics = ("training_stats",) if name == params.statistics_run() else ()
+            targets = (f"pretrain@{name}", *statistics)
+            parts.append(Part(name=f"{title} {name}", kind=kind, targets=targets, gpu=True))
     # Each run after those it starts from.
     # A run's chain is longer than that of every run it starts from.
     for name in sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}"))):

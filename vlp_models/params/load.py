@@ -86,6 +86,10 @@ class Params:
             checkpoints.append(start)
         return checkpoints
 
+    def statistics_run(self) -> str:
+        """Return the pretraining with whose data `vlp drift` compares new data: `drift.run`, else the first."""
+        return self.drift.run or next(iter(self.pretrain), "")
+
     def model_of(self, run: str) -> str:
         """Return the name of the model that a fine-tuning run trains."""
         return self.model_at(self.finetune[run].start)

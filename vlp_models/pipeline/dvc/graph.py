@@ -471,8 +471,7 @@ def evaluate(c: Context) -> Stage:
 
 
 def training_stats(c: Context) -> Stage | None:
-    # Without `drift.run`, the first pretraining.
-    run = c.params.drift.run or next(iter(c.params.pretrain), "")
+    run = c.params.statistics_run()
     if not run:
         return None
     return {

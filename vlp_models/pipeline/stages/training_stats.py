@@ -76,7 +76,7 @@ def compared_run(params: Params) -> PretrainParams:
     Raises:
         ParamsError: no such run.
     """
-    name = params.drift.run or next(iter(params.pretrain), "")
+    name = params.statistics_run()
     if name not in params.pretrain:
         raise ParamsError(f"params.yaml: `drift.run: {name}`: no such pretraining{suggestion(name, params.pretrain)}")
     return params.pretrain[name]
