@@ -9,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from toy_dataset import write_workspace
 
 from vlp_models.common.io import write_json
 from vlp_models.common.workspace import Workspace
+from vlp_models.models import FAMILIES
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.lineage import training_inputs, variant_hash
 
@@ -90,6 +92,17 @@ def test_seeds_do_not_change_the_variant_hash(tmp_path: Path) -> None:
     finetune = {**SHIPPED.finetune, RUN: dataclasses.replace(SHIPPED.finetune[RUN], start="pretrain/again")}
     named = dataclasses.replace(SHIPPED, models=models, pretrain=pretrain, finetune=finetune)
     assert run_hash(tmp_path, named) == first, "the names of its inputs do not count"
+
+
+def test_other_code_of_a_plugin_is_another_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the gate would refuse a better model of a plugin as the champion with another seed."""
+    plugin = tmp_path / "own_family.py"
+    plugin.write_text("class Model:\n    layers = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(FAMILIES, SHIPPED.family_at(f"finetune/{RUN}"), "own_family:Model")
+    first = run_hash(tmp_path)
+    plugin.write_text("class Model:\n    layers = 12\n")
+    assert run_hash(tmp_path) != first
 
 
 def test_anything_that_changes_the_model_changes_the_variant_hash(tmp_path: Path) -> None:

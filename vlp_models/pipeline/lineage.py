@@ -160,7 +160,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
         # Without the start, whose hash differs with its seed; start weights and settings stand for it.
         "data": {name: digest for name, digest in sorted(inputs.items()) if name != "start"},
         "detector": config.get("detector_id"),
-        "code": code_hash(sorted(module for module in modules if module.startswith(f"{PACKAGE}."))),
+        "code": code_hash(modules),
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
