@@ -110,35 +110,40 @@ def start_supervised(command: list[str], environment: dict[str, str], **options:
 def supervise_commands(commands: list[list[str]], environment: dict[str, str], at_once: int = 1) -> int:
     """Run commands, each under a supervisor that passes on SIGINT and SIGTERM and gives a trainer time to save.
 
-    Returns the first exit code that is not 0; no further command starts after it.
+    Returns the first exit code that is not 0, or 128 plus the signal's number; no further command starts after it.
     """
     # Reversed, so that `pop` returns the commands in the order given.
     pending, running, code = list(reversed(commands)), list[subprocess.Popen[bytes]](), 0
-    stopping: list[int] = []
+    received: list[int] = []  # signals; the loop passes them on, so a process that is being started gets them, too
+    passed_on = 0
 
-    def stop(received: int, frame: object) -> None:
-        if not stopping:
+    def stop(number: int, frame: object) -> None:
+        if not received:
             announce_stop("stopping; a running stage ends first, and a training saves its state")
-        stopping.append(received)
-        pending.clear()
-        for process in running:
-            process.terminate()
+        received.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    # Fill free places, wait a moment, collect those that have ended; a failure stops what has not started.
-    while pending or running:
-        while pending and len(running) < at_once:
-            running.append(start_supervised(pending.pop(), environment))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running[0].wait(timeout=0.2)
-        # A copy, because the loop removes from the list.
-        for process in [process for process in running if process.poll() is not None]:
-            running.remove(process)
-            code = code or process.returncode
-            if code:
-                pending.clear()
-    return code
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # Fill free places, wait a moment, collect those that have ended; a failure stops what has not started.
+        while running or (pending and not received):
+            while pending and len(running) < at_once and not received:
+                running.append(start_supervised(pending.pop(), environment))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].wait(timeout=0.2)
+            for _ in received[passed_on:]:
+                passed_on += 1
+                for process in running:
+                    process.terminate()
+            # A copy, because the loop removes from the list.
+            for process in [process for process in running if process.poll() is not None]:
+                running.remove(process)
+                code = code or process.returncode
+                if code:
+                    pending.clear()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return code or (128 + received[0] if received else 0)
 
 
 def _signal_group(pid: int, number: int) -> None:

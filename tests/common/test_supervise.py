@@ -1,0 +1,44 @@
+"""Commands under a supervisor: signals reach all that run, and the handlers from before return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from vlp_models.common.supervise import command_environment, supervise_commands
+
+WAITS = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+
+
+def test_first_failure_is_returned_and_starts_nothing_more(tmp_path: Path) -> None:
+    commands = [
+        [sys.executable, "-c", "raise SystemExit(7)"],
+        [sys.executable, "-c", WAITS, str(tmp_path / "started")],
+    ]
+    assert supervise_commands(commands, command_environment()) == 7
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all_commands_and_the_next_one_is_not_swallowed(tmp_path: Path) -> None:
+    """The exit code is not 0, so `vlp run` does not go on with the next command."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    names = [tmp_path / str(number) for number in range(3)]
+
+    def interrupt() -> None:
+        while not all(name.exists() for name in names[:2]):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    commands = [[sys.executable, "-c", WAITS, str(name)] for name in names]
+    assert supervise_commands(commands, command_environment(), at_once=2) != 0
+    thread.join()
+    assert not names[2].exists(), "no further command starts"
+    assert {number: signal.getsignal(number) for number in before} == before
