@@ -43,6 +43,10 @@ def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
     assert parallel_finetune.finetune_in_parallel(params, tmp_path, {}, run) == 0
     assert calls == [[[*repro.REPRO, "pretrain@tden"]]]
     calls.clear()
+    answers = iter([{"prepare@scenes"}, set()])  # new raw data: everything behind it may have to run
+    assert parallel_finetune.finetune_in_parallel(params, tmp_path, {}, run) == 0
+    assert calls == [[[*repro.REPRO, "pretrain@tden"]]]
+    calls.clear()
     both = {"finetune@tden-captioning", "finetune@tden-vqa"}
     monkeypatch.setattr(parallel_finetune, "_find_stale", lambda *arguments: both)
     assert parallel_finetune.finetune_in_parallel(params, tmp_path, {}, run) == 0

@@ -47,14 +47,14 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     on_cpu = trainer.accelerator in ("auto", "cpu") and not use_cuda(trainer.accelerator)
     if trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu or trainer.launcher != "local":
         return 0
-    # A run may have to be trained if it is stale, or anything before it is.
+    # A run may have to be trained if it is stale, or anything before it is: all that has no run in its name.
     stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
-    # What each fine-tuning depends on besides its chain of checkpoints.
-    shared = {"shards", "tokenizer", "features", "detector", "validate", "plan"}
+    per_run = ("initial@", "pretrain@", "finetune@", "evaluate@", "augment@")
+    is_shared_stale = any(not stage.startswith(per_run) for stage in stale)
     names = []
     for name, start in starts.items():
-        inputs = {checkpoint.replace("/", "@", 1) for checkpoint in params.chain(start)} | shared
-        if f"finetune@{name}" in stale or stale & inputs:
+        inputs = {checkpoint.replace("/", "@", 1) for checkpoint in params.chain(start)}
+        if is_shared_stale or f"finetune@{name}" in stale or stale & inputs:
             names.append(name)
     if len(names) < 2:
         return 0
