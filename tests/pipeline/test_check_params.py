@@ -163,6 +163,10 @@ FSDP = {"strategy": "fsdp"}
             "`evaluate.tasks.captioning`: `consensus_neighbors` selects",
         ),
         ({"evaluate": {"metrics": ["length"]}}, "`evaluate.metrics: length` is unknown"),
+        ({"evaluate": {"blind_baseline": ["vqqa"]}}, "`evaluate.blind_baseline: vqqa` is unknown; did you mean `vqa`?"),
+        ({"tracking": {"metric": {"vqqa": "accuracy"}}}, "`tracking.metric: vqqa` is unknown; did you mean `vqa`?"),
+        ({"tracking": {"dataset": {"vqqa": "scenes"}}}, "`tracking.dataset: vqqa` is unknown; did you mean `vqa`?"),
+        ({"trainer": {"accelerator": "gup"}}, "`trainer.accelerator"),
         (
             {"evaluate": {"tasks": {"captioning": {"max_caption_len": 999}}}},
             "`evaluate.tasks.captioning.max_caption_len",

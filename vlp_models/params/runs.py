@@ -132,7 +132,7 @@ class TrainerParams:
     """
 
     launcher: Literal["local", "torchrun", "slurm", "ray", "kubeflow"] = "local"
-    accelerator: str = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
     devices: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
     reproducible: Literal["machine", "portable"] = "machine"

@@ -87,7 +87,12 @@ def check_runs(params: Params) -> None:
 
 
 def _check_evaluate(params: Params) -> None:
-    """Check the names of tasks and metrics in `evaluate`."""
+    """Check the names of tasks and metrics in `evaluate` and `tracking`."""
+    for task in params.evaluate.blind_baseline:
+        check_known(task, TASKS, "evaluate.blind_baseline")
+    for where, tasks in (("tracking.metric", params.tracking.metric), ("tracking.dataset", params.tracking.dataset)):
+        for task in tasks:
+            check_known(task, TASKS, where)
     # key of params.yaml -> the metrics that it names
     named = {"evaluate.metrics": params.evaluate.metrics}
     for name, settings in params.evaluate.tasks.items():
