@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.charts import boxes_overlay, interval_bar, line_chart, nice_ticks
 from vlp_models.evaluation.report.curves import CURVES, read_curves
 from vlp_models.evaluation.report.galleries import GALLERIES, Card, Examples, choose_highlights
+from vlp_models.evaluation.report.page import warnings
 from vlp_models.evaluation.report.pictures import Picture, Pictures, read_figures
-from vlp_models.params import Params, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import report
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -139,6 +141,14 @@ def test_page_is_complete_and_self_contained(params: Params, workspace: Workspac
     for part in ("CIDEr", "120.5", "110.0 to 130.0", "java not found", "Synthetic data", "Tiny model", "Data quality"):
         assert part in text
     assert "scenes/2: cannot be read" in text
+
+
+def test_data_in_a_sub_folder_of_a_generator_is_synthetic(params: Params) -> None:
+    pairs = DatasetParams(format="nlvr", root="data/raw/scenes/nlvr2")
+    photographs = DatasetParams(format="pairs", root="data/raw/scenes-of-mine")
+    more = replace(params, data={**params.data, "nlvr2": pairs, "photographs": photographs})
+    (caveat,) = (text for text in warnings(more) if text.startswith("Synthetic data"))
+    assert "nlvr2" in caveat and "photographs," not in caveat
 
 
 def test_highlights_are_right_and_wrong_ones_of_different_images() -> None:

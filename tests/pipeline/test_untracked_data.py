@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cloned_project import commit, new_clone, run, run_in_process
 from photos import photo
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.params import DatasetParams, load_params
+from vlp_models.pipeline.dvc.external import find_untracked
 
 PAIRS = "data.pairs={format: pairs, root: data/raw/pairs, pairs: pairs.csv}"
 ADD = "dvc add data/raw/pairs && git add data/raw/pairs.dvc"
@@ -39,6 +44,20 @@ def test_own_pairs_are_missing_elsewhere_until_the_named_command_is_run(tmp_path
     assert "in neither git" not in run(project, "vlp", "doctor", check=False).stdout
     commit(project, "with the photos")
     run(project, "dvc", "exp", "run", "--temp", "prepare@pairs")
+
+
+def test_every_file_of_a_dataset_outside_of_its_folder_is_checked(tmp_path: Path) -> None:
+    new_clone(tmp_path)
+    lists = tmp_path / "data" / "lists"
+    lists.mkdir(parents=True)
+    (lists / "b.json").write_text("{}")
+    commit(tmp_path, "one of two lists")
+    (lists / "a.json").write_text("{}")
+    files = {"exclude": ["../../lists/a.json", "../../lists/b.json"]}
+    genome = DatasetParams(format="visual_genome", root="data/raw/vg", options=files)
+    params = replace(load_params(tmp_path / "params.yaml"), data={"vg": genome})
+    (sentence,) = find_untracked(params, Workspace(tmp_path))
+    assert sentence.startswith("`data.vg: data/lists/a.json` is in neither git nor DVC")
 
 
 def test_what_cannot_be_added_below_an_ignored_folder_is_reported(tmp_path: Path) -> None:

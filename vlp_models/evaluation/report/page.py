@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json
@@ -281,8 +282,11 @@ def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> li
 def warnings(params: Params) -> list[str]:
     """Return the caveats: synthetic data and tiny models."""
     caveats = []
-    roots = {f"data/raw/{name}" for name in params.generate}
-    synthetic = sorted(name for name, source in params.data.items() if source.root.rstrip("/") in roots)
+    # A generator may write several datasets, in sub-folders of its output.
+    generated = [Path("data", "raw", name) for name in params.generate]
+    synthetic = sorted(
+        name for name, source in params.data.items() if any(map(Path(source.root).is_relative_to, generated))
+    )
     if synthetic:
         caveats.append(
             f"Synthetic data: {', '.join(synthetic)}. Images and text are generated; these results do not transfer to "

@@ -95,18 +95,17 @@ def find_untracked(params: Params, workspace: Workspace) -> list[str]:
     `dvc exp run --temp`, a clone and a colleague get what one of them tracks. Data outside the project is not listed.
     """
     root = workspace.root.absolute()
-    # key of params.yaml -> the path that it names
-    named: dict[str, str] = {}
+    named: list[tuple[str, str]] = []  # keys of params.yaml and the paths that they name
     for name, source in params.data.items():
         if source.root != params.ingest.dataset:  # to which `vlp ingest` adds its batches
-            named[f"data.{name}.root"] = source.root
-    named |= {f"data.{name}": path for name, source in params.data.items() for path in files_outside_root(source)}
+            named.append((f"data.{name}.root", source.root))
+        named += [(f"data.{name}", path) for path in files_outside_root(source)]
     if params.features.path:
-        named["features.path"] = params.features.path
+        named.append(("features.path", params.features.path))
     # A generator writes these folders again in each copy of the project.
     generated = [workspace.raw(name).absolute() for name in params.generate]
     sentences: dict[Path, str] = {}
-    for key, name in named.items():
+    for key, name in named:
         path = Path(os.path.normpath(root / name))
         inside = path.is_relative_to(root) and path != root and path.exists() and path not in sentences
         covered = any(path.is_relative_to(folder) for folder in (*generated, *sentences))
