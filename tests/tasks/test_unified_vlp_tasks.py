@@ -92,7 +92,7 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
     batch = task.collate([dataset[i] for i in range(16)])
 
     sampled, greedy_captions = loss._sample(batch, torch.Generator().manual_seed(2))
-    found = loss(batch, update=0, generator=torch.Generator().manual_seed(2))
+    (summed,) = loss(batch, update=0, generator=torch.Generator().manual_seed(2)).losses.values()
     reward, greedy = (
         loss._rewards(batch.image_ids, sampled),
         loss._rewards(batch.image_ids, [[h] for h in greedy_captions]),
@@ -106,8 +106,8 @@ def test_self_critical_training_raises_the_reward(toy: Toy, tmp_path: Path) -> N
             advantage = (reward[i, k] - greedy[i, 0]).expand(len(logits))
             total = total + self_critical(logits, text.next_tokens(at), advantage).sum
             tokens += len(logits)
-    assert tokens == found.count
-    torch.testing.assert_close(found.sum, total, rtol=1e-4, atol=1e-4)
+    assert tokens == summed.count
+    torch.testing.assert_close(summed.sum, total, rtol=1e-4, atol=1e-4)
 
     optimizer, rewards = torch.optim.AdamW(task.parameters(), lr=1e-3), []
     for step in range(40):
