@@ -239,7 +239,7 @@ class Project:
         return None
 
     def plot_scores(self, split: str = "test") -> Figure:
-        """Draw the metric that ranks each task (`tracking.metric`): runs with their 95% intervals, baselines as ticks.
+        """Draw the metric that each task is judged by: runs with their 95% intervals, baselines as ticks.
 
         Returns:
             a matplotlib figure with one panel per task and dataset.
@@ -248,7 +248,10 @@ class Project:
             MissingToolError: matplotlib is not installed.
             DataError: there are no scores of this split.
         """
-        metrics, scores = self.params.tracking.metric, self.scores()
+        from vlp_models.registry.promotion.ranking import gate_metric_or_empty
+
+        scores = self.scores()
+        metrics = {task: gate_metric_or_empty(self.params, task) for task in scores["task"].unique()}
         ranked = scores[(scores["split"] == split) & (scores["metric"] == scores["task"].map(metrics))]
         panels = list(ranked.groupby(["task", "dataset"], sort=False))
         if not panels:

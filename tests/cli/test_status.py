@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vlp_models.cli.status import status
 from vlp_models.common.lock import file_lock
@@ -74,6 +75,13 @@ def test_damage_becomes_notes(project: Path) -> None:
     assert "record.json: damaged" in notes
     assert "rwlock cannot be read" in notes and "ledger.jsonl, line 1" in notes
     assert {row["task"] for row in result.tasks} == {"captioning", "vqa"}
+
+
+def test_a_task_that_tracking_does_not_list_has_its_own_metric(project: Path) -> None:
+    raw = yaml.safe_load((project / "params.yaml").read_text())
+    raw["tracking"]["metric"] = {}
+    (project / "params.yaml").write_text(yaml.safe_dump(raw))
+    assert {row["task"]: row["metric"] for row in status(project).tasks} == {"captioning": "CIDEr", "vqa": "accuracy"}
 
 
 def test_every_candidate_of_a_task_is_shown_with_its_run_and_model(project: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from prefect.client.schemas.actions import ArtifactCreate
 
@@ -11,6 +13,25 @@ from vlp_models.flows.artifacts import make_artifacts
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_champion_is_next_to_the_metric_that_the_gate_judges_by(tmp_path: Path) -> None:
+    params = load_params(ROOT / "params.yaml")
+    params = dataclasses.replace(params, tracking=dataclasses.replace(params.tracking, metric={}))
+    reports = tmp_path / "reports"
+    (reports / "promotion").mkdir(parents=True)
+    rows = [{"task": "vqa", "run": "a", "metric": metric, "value": 60.0} for metric in ("accuracy", "yes/no")]
+    (reports / "summary.json").write_text(json.dumps(rows))
+    (reports / "registered.json").write_text(json.dumps({"vqa": [{"name": "vlp-vqa", "version": 1, "run": "a"}]}))
+
+    def table(key: str) -> list[dict[str, Any]]:
+        return next(artifact.rows or [] for artifact in make_artifacts(tmp_path, params, []) if artifact.key == key)
+
+    # Before any decision: the task's own metric, although `tracking.metric` has no entry.
+    assert table("candidates")[0]["metric"] == "accuracy"
+    decision = {"run": "a", "numbers": {"metric": "yes/no", "champion_value": 55.0}}
+    (reports / "promotion" / "vqa.json").write_text(json.dumps(decision))
+    assert [row["champion"] for row in table("results")] == [None, 55.0]
 
 
 def test_tasks_of_plugins_give_valid_keys(tmp_path: Path) -> None:

@@ -105,10 +105,10 @@ def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence
 
 def describe_neighbors(baseline: Baseline, params: Params) -> str:
     """Say that a caption is not a model's, and how the two score."""
+    from vlp_models.registry.promotion.ranking import gate_metric
     from vlp_models.serving.neighbors import METHOD
-    from vlp_models.tasks.captioning import Captioning
 
-    metric = params.promotion.gate("captioning").metric or Captioning.metric
+    metric = gate_metric(params, "captioning")
     return (
         f"No champion yet: this is {METHOD} ({metric} {baseline.value:.1f} on {baseline.dataset} "
         f"{params.promotion.split}; the trained model has {baseline.own:.1f})."

@@ -185,6 +185,7 @@ def _progress(root: Path, stage: str) -> str:
 
 def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: bool) -> None:
     from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
+    from vlp_models.registry.promotion.ranking import gate_metric_or_empty
 
     entries: list[dict[str, Any]] = []
     try:
@@ -198,7 +199,7 @@ def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: b
     aliases = _aliases(root, params, result) if ask_mlflow else None
     for task in sorted({run.task for run in params.finetune.values()} | registered.keys()):
         model = f"{params.tracking.model_prefix}-{task}"
-        metric = params.promotion.gate(task).metric or params.tracking.metric.get(task, "")
+        metric = gate_metric_or_empty(params, task)
         champion = states[model].champion if model in states else None
         receipts = registered.get(task, [])
         challenger = (find_challenger(receipts) or {}).get("version")

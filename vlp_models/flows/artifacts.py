@@ -12,6 +12,7 @@ from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
 from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
+from vlp_models.registry.promotion.ranking import gate_metric_or_empty
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
@@ -92,11 +93,12 @@ def _results(reports: Path, params: Params, decisions: dict[str, dict[str, Any]]
     rows = []
     for record in read_json_or_none(reports / "summary.json") or []:
         row = {name: record.get(name) for name in COLUMNS}
-        decision = decisions.get(str(record.get("task")), {})
-        deciding = decision.get("metric") or params.tracking.metric.get(str(record.get("task")))
+        task = str(record.get("task"))
+        decision = decisions.get(task, {})
+        numbers = decision.get("numbers") or {}
+        deciding = numbers.get("metric") or gate_metric_or_empty(params, task)
         # The champion's value is shown once per task: next to the run that the gate judged, on the metric that it used.
         is_judged = record.get("metric") == deciding and record.get("run") == decision.get("run", record.get("run"))
-        numbers = decision.get("numbers") or {}
         rows.append({**row, "champion": numbers.get("champion_value") if is_judged else None})
     return Artifact(key="results", description=f"Report: {reports / 'index.html'}", rows=rows)
 
@@ -106,7 +108,7 @@ def _candidates(reports: Path, params: Params, decisions: dict[str, dict[str, An
     rows = []
     for task, receipts in sorted(read_registered(reports).items()):
         decision = decisions.get(task, {})
-        metric = str(decision.get("numbers", {}).get("metric") or params.tracking.metric.get(task, ""))
+        metric = str(decision.get("numbers", {}).get("metric") or gate_metric_or_empty(params, task))
         for receipt in receipts:
             row = {name: receipt.get(name) for name in ("run", "model", "variant", "name", "version")}
             value = read_value(reports, receipt, metric, params.promotion.split)

@@ -93,7 +93,9 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
 def choose_neighbors(params: Params, root: Path) -> Baseline | None:
     """Return the nearest-neighbor baseline if captioning has no champion because its challenger is not better."""
     cache = ServingCache(params.tracking, root)
-    settings = json.dumps([params.tracking.model_prefix, to_plain(params.promotion)], sort_keys=True)
+    # What the gate reads of params.yaml; the cache itself depends on the registry.
+    tracking = [params.tracking.model_prefix, params.tracking.metric, params.tracking.dataset]
+    settings = json.dumps([tracking, to_plain(params.promotion)], sort_keys=True)
     request = f"neighbors {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
     with suppress(KeyError, TypeError):
         # A KeyError means no answer; None is an answer, too: there is no such baseline.

@@ -26,8 +26,8 @@ from vlp_models.metrics.bootstrap import MIN_GROUPS, interval, paired
 from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
-from vlp_models.registry.promotion.gate import MetricSpec, measure
-from vlp_models.registry.promotion.ranking import gate_rule
+from vlp_models.registry.promotion.gate import measure
+from vlp_models.registry.promotion.ranking import gate_rule, gate_spec
 from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores
@@ -109,8 +109,8 @@ def compare_bundles(
     Raises:
         DataError: the test cannot be made here: no test data, no interval, no margin.
     """
-    rule = gate_rule(params, read_bundle_info(bundle).task or "")
-    spec = MetricSpec(metric=rule.metric, split=params.promotion.split)
+    task = read_bundle_info(bundle).task or ""
+    rule, spec = gate_rule(params, task), gate_spec(params, task)
     # Evaluate on the gate's split only.
     params = replace(params, evaluate=replace(params.evaluate, splits=[params.promotion.split]))
     measured = []

@@ -43,6 +43,7 @@ from vlp_models.registry.promotion.gate import (
     find_baselines,
     measure,
 )
+from vlp_models.registry.promotion.ranking import gate_rule, gate_spec
 from vlp_models.registry.versions import (
     CHALLENGER,
     CHAMPION,
@@ -274,7 +275,7 @@ def find_better_neighbors(params: Params, client: MlflowClient) -> Baseline | No
     Raises:
         TrackingError: MLflow or a store does not answer.
     """
-    rule, name = params.promotion.gate("captioning"), model_name(params.tracking, "captioning")
+    rule, name = gate_rule(params, "captioning"), model_name(params.tracking, "captioning")
     if not rule.beat_baselines:
         return None
     with mlflow_errors(params):
@@ -282,7 +283,7 @@ def find_better_neighbors(params: Params, client: MlflowClient) -> Baseline | No
         if challenger is None or find_version_by_alias(client, name, CHAMPION) is not None:
             return None
         records = read_scores(client, challenger)
-    spec = MetricSpec(metric=rule.metric or judging_of("captioning").metric, split=params.promotion.split)
+    spec = gate_spec(params, "captioning")
     for baseline in find_baselines(records, spec, [NEAREST]):
         if check_baselines([baseline], rule, spec).reasons:
             return baseline

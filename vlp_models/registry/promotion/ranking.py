@@ -18,9 +18,10 @@ from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError
+from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.params.operations import GateParams, PromotionParams
+from vlp_models.registry.promotion.gate import MetricSpec
 from vlp_models.tasks.judging import judging_of
 
 Scores = list[dict[str, Any]]
@@ -44,11 +45,33 @@ def competing_runs(params: Params, task: str) -> list[str]:
     return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
 
 
+def gate_metric(params: Params, task: str) -> str:
+    """Return the metric that versions of a task are judged by: the gate's, else the tracking's, else the task's own.
+
+    Raises:
+        ParamsError: an unknown task, or a plugin that cannot be imported, and params.yaml names no metric for it.
+    """
+    return params.promotion.gate(task).metric or params.tracking.metric.get(task) or judging_of(task).metric
+
+
+def gate_metric_or_empty(params: Params, task: str) -> str:
+    """Return the gate's metric to show; empty for a task that cannot be read, such as that of a removed plugin."""
+    try:
+        return gate_metric(params, task)
+    except VLPError:
+        return ""
+
+
+def gate_spec(params: Params, task: str) -> MetricSpec:
+    """Return the metric, split and datasets that the gate reads."""
+    dataset = params.tracking.dataset.get(task)
+    datasets = (dataset,) if dataset else ()
+    return MetricSpec(metric=gate_metric(params, task), split=params.promotion.split, datasets=datasets)
+
+
 def gate_rule(params: Params, task: str) -> GateParams:
     """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
-    rule, judging = params.promotion.gate(task), judging_of(task)
-    # The gate's metric comes first, then the tracking's, then the task's own.
-    metric = rule.metric or params.tracking.metric.get(task) or judging.metric
+    rule, metric, judging = params.promotion.gate(task), gate_metric(params, task), judging_of(task)
     direction = rule.direction
     if direction == "task":
         # `task` is the direction of the task's own metric; of any other metric, higher is better.
