@@ -78,7 +78,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         client = connect(params.tracking, workspace.root)
         send_unsent(params.tracking, workspace.root)  # of trainings that ended while MLflow did not answer
         receipts: dict[str, list[dict[str, Any]]] = {}
-        challengers: dict[str, int] = {}  # registered model -> version
+        # registered model -> version; None: its best run has no value, so it has no challenger
+        challengers: dict[str, int | None] = {}
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
             for bundled in bundles:
                 record = _make_record(client, params, workspace, bundled)
@@ -89,6 +90,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 receipts.setdefault(bundled.task, []).append(receipt)
                 champion = find_version_by_alias(client, version.name, CHAMPION)
                 role = ""
+                challengers.setdefault(version.name, None)
                 if bundled.is_challenger:
                     challengers[version.name], role = version.version, ", the challenger"
                 if champion is not None and int(champion.version) == version.version:
@@ -97,7 +99,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 logger.info("%s version %d%s: %s (run %s)", version.name, version.version, role, state, record.run)
             # Only after all runs of a task are registered, so that a killed stage moves no alias.
             for name, number in challengers.items():
-                client.set_registered_model_alias(name, CHALLENGER, str(number))
+                if number is not None:
+                    client.set_registered_model_alias(name, CHALLENGER, str(number))
+                # An alias of an earlier registration would still be served, against registered.json.
+                elif find_version_by_alias(client, name, CHALLENGER) is not None:
+                    client.delete_registered_model_alias(name, CHALLENGER)
             refresh_serving_cache(params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
