@@ -64,6 +64,8 @@ def test_plugins_of_another_project_take_their_place(project: Path, tmp_path_fac
         use_plugins({"tasks": {"guess": TARGET}}, folder)
         assert hasattr(task_class("guess"), "other") == (folder == other)
         assert plugin_packages() == {"plugins": folder / "plugins"}
+        # What another process is sent.
+        assert plugins._on_path == {str(folder)}
 
 
 def test_plugins_of_a_registered_version_come_next_to_those_of_the_project(project: Path, tmp_path: Path) -> None:
@@ -81,11 +83,12 @@ def test_installed_packages_declare_plugins_as_entry_points(project: Path, monke
     info = project / "site" / "other-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[vlp_flows.tasks]\ncounts = other_tasks:Counts\n")
+    (info / "entry_points.txt").write_text("[vlp_flows.tasks]\ncounts = other_tasks:Counts\nvqa = other_tasks:Counts\n")
     (project / "site" / "other_tasks.py").write_text("class Counts: pass\n")
     monkeypatch.syspath_prepend(project / "site")
     plugins._entry_points.cache_clear()
     use_plugins({}, project)
+    assert plugins._active.get("tasks", {}) == {"counts": "other_tasks:Counts"}, "vqa is built in"
     assert task_class("counts").__name__ == "Counts"
     assert "other_tasks:other_tasks.py" in hash_sources([TASKS["counts"]])
     plugins._entry_points.cache_clear()

@@ -85,7 +85,11 @@ def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:
         ParamsError: an unknown kind, a name or target that is malformed or taken, or a module that does not exist.
     """
     # A project's plugin replaces one of an installed package with the same name.
-    plugins = {kind: dict(targets) for kind, targets in _entry_points().items()}
+    plugins: dict[str, dict[str, str]] = {}
+    for kind, targets in _entry_points().items():
+        # A built-in entry cannot be replaced.
+        builtin = _tables[kind].builtin if kind in _tables else {}
+        plugins[kind] = {name: target for name, target in targets.items() if name not in builtin}
     for kind, entries in declared.items():
         for name, target in entries.items():
             _check(kind, name, target, root)
@@ -204,6 +208,7 @@ def _import_from(root: Path) -> None:
     for other in _on_path - {str(root.resolve())}:
         with contextlib.suppress(ValueError):
             sys.path.remove(other)
+        _on_path.discard(other)
     _add_to_path(root)
 
 
