@@ -17,6 +17,7 @@ from vlp_models.errors import DataError
 from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
+    METRICS,
     CaptionSet,
     SharedMeteor,
     constant_caption,
@@ -213,6 +214,7 @@ def test_spice_that_fails_is_noted_in_its_own_words(
 def test_missing_java_gives_notes_not_zeros(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     scores = by_name(score_captions(CANDIDATES, REFERENCES))
+    assert list(scores) == list(METRICS) == list(by_name(score_captions({}, {})))
     for name in ("METEOR", "SPICE"):
         assert scores[name].value is None
     assert scores["METEOR"].note == "not computed: java not found"

@@ -37,6 +37,9 @@ from vlp_models.metrics.score import Evidence, Score, bleu_percent, mean_score, 
 logger = get_logger(__name__)
 SPICE_TIMEOUT = 7200.0  # seconds
 
+# The order in which scores are reported.
+METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+
 Tokenized = Mapping[str, Sequence[str]]  # image id -> captions, tokens joined by spaces
 
 
@@ -86,8 +89,7 @@ def score_caption_sets(
         for name, (candidates, references) in tokenized.items():
             progress("BLEU, ROUGE-L, CIDEr")
             if not candidates:
-                names = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
-                result[name] = [not_computed(metric, 0, "nothing to score") for metric in names]
+                result[name] = [not_computed(metric, 0, "nothing to score") for metric in METRICS]
                 continue
             note = notes[name]
             # The scorers return a value per image, in the order of the ids, which candidates and references share.
@@ -100,9 +102,10 @@ def score_caption_sets(
             ]
         progress("METEOR")
         for name, score in meteor_scores.result().items():
-            result[name].insert(4, score)  # after BLEU-4
+            result[name].append(score)
     for name, (candidates, references) in filled.items():
         result[name].append(_spice(candidates, references))
+        result[name].sort(key=lambda score: METRICS.index(score.metric))
     return result
 
 
