@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_detector import CLASSES, CONFIG, train
+from torch import nn
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.ops import MultiScaleRoIAlign
 
@@ -282,3 +283,17 @@ def test_roi_align_equals_torchvisions_values_and_gradients() -> None:
 def test_roi_align_without_boxes() -> None:
     pooled = SeparableRoIAlign(5, 2, stride=8)({"0": torch.rand(1, 6, 4, 4)}, [torch.zeros(0, 4)], [(32, 32)])
     assert pooled.shape == (0, 6, 5, 5)
+
+
+@pytest.mark.parametrize("without", [None, 0, 1], ids=["both", "second half only", "first half only"])
+def test_gradients_of_one_half_alone_are_those_of_the_batch(without: int | None) -> None:
+    halves = object.__new__(training._Halves)
+    halves._models = [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]  # type: ignore[list-item]
+    for number, (half, gradient) in enumerate(zip(halves._models, (2.0, 3.0), strict=True)):
+        if number != without:
+            for parameter in half.parameters():
+                parameter.grad = torch.tensor([[gradient]])
+    halves._merge()
+    model, replica = ([parameter.grad for parameter in half.parameters()] for half in halves._models)
+    assert [None if g is None else g.item() for g in model] == [{None: 5.0, 0: 3.0, 1: 2.0}[without]]
+    assert replica == [None]

@@ -295,7 +295,10 @@ class _Halves:
         """Add the copy's gradients to the model's, and give both the means of their running statistics."""
         model, replica = self._models
         for parameter, copied in zip(model.parameters(), replica.parameters(), strict=True):
-            if parameter.grad is not None:
+            # A half without gradients adds none: a head without a sample of its kind, or frozen layers.
+            if parameter.grad is None:
+                parameter.grad = copied.grad
+            elif copied.grad is not None:
                 parameter.grad += copied.grad
             copied.grad = None
         for buffer, copied in zip(model.buffers(), replica.buffers(), strict=True):
