@@ -242,7 +242,7 @@ class TrainingJob:
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
             write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
-        # curve and training report, which the report and `vlp results` show
+        # curve and training report, which the report shows
         write_text(workspace.curve(self.name), as_csv(result.rows))
         last = final_numbers(result.rows)
         report: dict[str, Any] = {
