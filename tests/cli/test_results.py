@@ -172,3 +172,10 @@ def test_dates_of_the_history_are_not_broken(
     lines = capsys.readouterr().out.splitlines()
     assert any("2026-11-25 10:11  promoted" in line for line in lines) and max(map(len, lines)) <= 80
     assert "gain" not in lines[0], "no entry has one"
+
+
+def test_the_best_baseline_of_a_rank_is_the_lowest(printed: Any) -> None:
+    text = printed(
+        record("test", 7.0, task="retrieval", metric="median rank", baselines={"blind": 40.0, "chance": 50.0})
+    )
+    assert "40.0 blind" in text

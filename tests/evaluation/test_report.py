@@ -25,10 +25,12 @@ from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.charts import boxes_overlay, interval_bar, line_chart, nice_ticks
 from vlp_models.evaluation.report.curves import CURVES, read_curves
 from vlp_models.evaluation.report.galleries import GALLERIES, Card, Examples, choose_highlights
-from vlp_models.evaluation.report.page import warnings
+from vlp_models.evaluation.report.page import ResultTable, _as_cells, headlines, warnings
 from vlp_models.evaluation.report.pictures import Picture, Pictures, read_figures
-from vlp_models.params import DatasetParams, Params, load_params
+from vlp_models.evaluation.report.variants import VariantRow
+from vlp_models.params import DatasetParams, GateParams, Params, load_params
 from vlp_models.pipeline.stages import report
+from vlp_models.registry.promotion.ranking import metric_direction
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
@@ -323,3 +325,35 @@ def test_model_figures_are_on_the_page(params: Params, workspace: Workspace) -> 
     page = (workspace.reports / "index.html").read_text()
     assert "Codes · shows" in page and first.data in page and HOSTILE not in page
     assert read_figures(params, workspace) == []
+
+
+def test_the_best_value_and_the_order_of_baselines_follow_the_metrics_direction(params: Params) -> None:
+    baselines = {"blind baseline": 40.0, "chance": 50.0, "human": 2.0}
+    run = dataclasses.replace(params.finetune["vqa"], task="retrieval")
+    gate = GateParams(metric="R@10", direction="lower")  # what params.yaml says comes first
+    promotion = dataclasses.replace(params.promotion, tasks={"retrieval": gate})
+    params = dataclasses.replace(params, finetune={"retrieval": run}, promotion=promotion)
+    for metric, lower in (("R@1", False), ("median rank", True), ("R@10", True)):
+        direction = metric_direction(params, "retrieval", metric)
+        assert direction == ("lower" if lower else "higher")
+        rows = []
+        for variant, value in (("a", 7.0), ("b", 9.0)):
+            names = {"metric": metric, "variant": variant, "model": "m", "runs": (variant,), "control": False}
+            numbers = {"value": value, "low": None, "high": None, "deviation": None, "n": 3, "few": None, "costs": {}}
+            rows.append(_as_cells(VariantRow(**names, **numbers, baselines=baselines), direction))  # type: ignore[arg-type]
+        assert rows[0]["best_baseline"] == (("blind baseline", 40.0) if lower else ("chance", 50.0))
+        table = ResultTable(
+            task="retrieval",
+            title="",
+            dataset="scenes",
+            split="test",
+            rows=rows,
+            details=[],
+            costs=[],
+            absent=[],
+            comparison=None,
+        )
+        (figure,) = headlines([table], params)
+        assert figure["variant"] == ("a" if lower else "b")
+        trivial = ["blind baseline", "chance"] if lower else ["chance", "blind baseline"]
+        assert [name for name, *_ in figure["bars"]] == ["this model", *trivial, "human"]

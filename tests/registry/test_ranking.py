@@ -125,3 +125,5 @@ def test_default_direction_is_that_of_the_tasks_own_metric(tmp_path: Path, monke
     assert [candidate.run for candidate in rank_runs(params, workspace)["nlvr"]] == ["a", "b"]
     other = dataclasses.replace(params.promotion, tasks={"nlvr": GateParams(metric="consistency")})
     assert gate_rule(dataclasses.replace(params, promotion=other), "nlvr").direction == "higher"
+    median = dataclasses.replace(params.promotion, tasks={"nlvr": GateParams(metric="median rank (de)")})
+    assert gate_rule(dataclasses.replace(params, promotion=median), "nlvr").direction == "lower"

@@ -15,6 +15,7 @@ from vlp_models.errors import TrackingError, VLPError
 from vlp_models.evaluation.report.records import Record
 from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
+from vlp_models.tasks.judging import direction_of
 
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
 STEPS = 3
@@ -151,13 +152,14 @@ def _before(record: Record, before: Scores) -> str:
 
 
 def _best_baseline(record: Record) -> str:
-    """Return the highest baseline by name; what people score is none. Or why there is no score."""
+    """Return the best baseline by name; what people score is none. Or why there is no score."""
     if record["value"] is None:
         return str(record["note"])
     rivals = {name: value for name, value in record["baselines"].items() if name != "human"}
     if not rivals:
         return ""
-    best = max(rivals, key=lambda name: rivals[name])
+    lower = direction_of(record["task"], record["metric"]) == "lower"
+    best = (min if lower else max)(rivals, key=lambda name: rivals[name])
     return f"{rivals[best]:.1f} {best}"
 
 

@@ -144,7 +144,8 @@ class GateParams:
     """The promotion gate of one task. Numbers are in the metric's unit (percentage points; CIDEr 1.2 is 120).
 
     metric         empty: the one of tracking.metric, else the task's own
-    direction      which values are better; task: the task's own for its own metric, higher for any other one
+    direction      which values are better; task: the task's own for its own metric, lower for median ranks, higher for
+                   any other one
     confidence     at least this share of bootstrap draws must exceed min_gain; the error budget demands more (at the
                    defaults 98% on the first decision, and more on a test set that was used before)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`

@@ -49,6 +49,15 @@ def judging_of(task: str) -> Judging:
     )
 
 
+def direction_of(task: str, metric: str) -> Literal["higher", "lower"]:
+    """Return which values of a metric are better: ranks and the own metric of some tasks count down."""
+    # `median rank`, also of another direction, fold or language.
+    if metric.startswith("median rank"):
+        return "lower"
+    judging = judging_of(task)
+    return judging.direction if metric == judging.metric else "higher"
+
+
 def main_metric(task: str) -> str | None:
     """Return the metric by which versions of a built-in task are judged by default; None for a task of a plugin."""
     return BUILT_IN[task].metric if _is_built_in(task) else None

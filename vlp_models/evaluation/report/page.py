@@ -33,7 +33,7 @@ from vlp_models.evaluation.report.variants import Comparison, VariantRow, compar
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
-from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule
+from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule, metric_direction
 from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
@@ -130,7 +130,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         facts=facts(params, workspace, records),
         warnings=warnings(params),
         notes=score_notes(records),
-        headlines=headlines(tables, params.promotion.split),
+        headlines=headlines(tables, params),
         highlights=choose_highlights(examples),
         tables=tables,
         tested=tested,
@@ -312,7 +312,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     order = list(dict.fromkeys((task, dataset) for task, dataset, _ in groups))
     for task, dataset, split in sorted(groups, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
         group = groups[task, dataset, split]
-        rows = [(row, _as_cells(row)) for row in variant_rows(group)]
+        rows = [(row, _as_cells(row, metric_direction(params, task, row.metric))) for row in variant_rows(group)]
         definition, rule = task_class(task), gate_rule(params, task)
         # Headline metrics come first, the task's own before all others.
         first_metrics = {record["metric"] for record in group if record["headline"]}
@@ -360,26 +360,27 @@ def rankings(params: Params, records: Sequence[Record]) -> list[str]:
     return [describe_ranking(params, task, scores_by_run) for task, scores_by_run in scores.items()]
 
 
-def headlines(tables: Sequence[ResultTable], split: str) -> list[dict[str, Any]]:
+def headlines(tables: Sequence[ResultTable], params: Params) -> list[dict[str, Any]]:
     """Return the main figures for the top of the page, on the promotion split if it was scored.
 
     The best variant by each task's own metric, then by further headline metrics that have a trivial baseline. Each
     figure has `bars`: (name, value, percent of the longest bar, style).
     """
     figures_by_table: list[list[dict[str, Any]]] = []
-    for table in [table for table in tables if table.split == split] or tables:
+    for table in [table for table in tables if table.split == params.promotion.split] or tables:
         task, figures = task_class(table.task), []
         # The task's own metric, then the other headlines, the last one first.
         for metric in [task.metric, *(name for name in reversed(task.headlines) if name != task.metric)]:
             rows = [row for row in table.rows if row["metric"] == metric and not row["control"]]
             has_trivial = any(set(row["baselines"]) - {HUMAN} for row in rows)
             if rows and (has_trivial or metric == task.metric):
-                lower = metric == "median rank" or (metric == task.metric and task.direction == "lower")
+                lower = metric_direction(params, table.task, metric) == "lower"
                 best = (min if lower else max)(rows, key=lambda row: row["value"])
                 variant = f" · {best['variant']}" if table.variants > 1 else ""
                 # The model, then the trivial baselines, best first, then the human.
                 bars = [("this model", best["value"], "model")]
-                for name, value in sorted(best["baselines"].items(), key=lambda item: (item[0] == HUMAN, -item[1])):
+                baselines = sorted(best["baselines"].items(), key=lambda item: item[1], reverse=not lower)
+                for name, value in sorted(baselines, key=lambda item: item[0] == HUMAN):
                     bars.append((name, value, "human" if name == HUMAN else "trivial"))
                 # Percentages share one scale; a bar may be longer for metrics without a maximum, such as CIDEr.
                 longest = max(100.0, *(value for _, value, _ in bars))
@@ -461,11 +462,10 @@ def join_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _as_cells(row: VariantRow) -> dict[str, Any]:
+def _as_cells(row: VariantRow, direction: str) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
     trivial = {name: value for name, value in row.baselines.items() if name != HUMAN}
-    lower = row.metric.startswith("median rank")
-    best = (min if lower else max)(trivial.items(), key=lambda item: item[1], default=None)
+    best = (min if direction == "lower" else max)(trivial.items(), key=lambda item: item[1], default=None)
     cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
     if not row.metric.startswith("gain"):
         # At least 100, so that the bars of a table are on one scale; CIDEr may exceed it.

@@ -22,7 +22,7 @@ from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.params.operations import GateParams, PromotionParams
 from vlp_models.registry.promotion.gate import MetricSpec
-from vlp_models.tasks.judging import judging_of
+from vlp_models.tasks.judging import direction_of, judging_of
 
 Scores = list[dict[str, Any]]
 
@@ -71,12 +71,17 @@ def gate_spec(params: Params, task: str) -> MetricSpec:
 
 def gate_rule(params: Params, task: str) -> GateParams:
     """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
-    rule, metric, judging = params.promotion.gate(task), gate_metric(params, task), judging_of(task)
+    rule, metric = params.promotion.gate(task), gate_metric(params, task)
     direction = rule.direction
     if direction == "task":
-        # `task` is the direction of the task's own metric; of any other metric, higher is better.
-        direction = judging.direction if metric == judging.metric else "higher"
+        direction = direction_of(task, metric)
     return replace(rule, metric=metric, direction=direction)
+
+
+def metric_direction(params: Params, task: str, metric: str) -> str:
+    """Return which values of any metric of a task are better: `higher` or `lower`."""
+    rule = gate_rule(params, task)
+    return rule.direction if metric == rule.metric else direction_of(task, metric)
 
 
 def best_first(values: Sequence[float | None], direction: str) -> list[int]:
