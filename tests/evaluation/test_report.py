@@ -330,7 +330,7 @@ def test_model_figures_are_on_the_page(params: Params, workspace: Workspace) -> 
 def test_the_best_value_and_the_order_of_baselines_follow_the_metrics_direction(params: Params) -> None:
     baselines = {"blind baseline": 40.0, "chance": 50.0, "human": 2.0}
     run = dataclasses.replace(params.finetune["vqa"], task="retrieval")
-    gate = GateParams(metric="R@10", direction="lower")  # what params.yaml says comes first
+    gate = GateParams(metric="R@10", direction="lower")  # params.yaml comes first
     promotion = dataclasses.replace(params.promotion, tasks={"retrieval": gate})
     params = dataclasses.replace(params, finetune={"retrieval": run}, promotion=promotion)
     for metric, lower in (("R@1", False), ("median rank", True), ("R@10", True)):
