@@ -68,7 +68,7 @@ def test_output_of_two_processes_equals_that_of_one(workspace: Workspace) -> Non
     shutil.rmtree(workspace.root / ".work" / "features" / "kept")
     params = dataclasses.replace(params, cluster=dataclasses.replace(params.cluster, workers=2))
     features.run(params, workspace)
-    shards.run(params, workspace, mapper=LocalMapper(2))
+    shards.run(params, workspace)
     assert (hash_path(workspace.features), hash_path(workspace.shards)) == alone
     assert not list((workspace.root / ".work" / "shards").iterdir())  # nothing left behind
 
@@ -79,8 +79,9 @@ def test_interrupted_shards_are_resumed(workspace: Workspace, monkeypatch: pytes
     features.run(params, workspace)
     shards.run(params, workspace)
     complete = hash_path(workspace.shards)
-    with pytest.raises(KeyboardInterrupt):
-        shards.run(params, workspace, mapper=Interrupted(2))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shards, "cluster_mapper", lambda *_: Interrupted(2))
+        shards.run(params, workspace)
     assert hash_path(workspace.shards) == complete  # the old output stays
     closed: list[int] = []
     close = shards.ShardWriter.close

@@ -144,15 +144,17 @@ def test_indexing_in_blocks_finds_the_same_leaks(tmp_path: Path, monkeypatch: py
 
     whole = found()
     assert [(copy.image_id, copy.copy_of) for copy in whole] == [(f"train-{n}", f"test-{n}") for n in range(5)]
-    assert found(indexed=2, workers=2) == whole  # in parallel processes
+    monkeypatch.setattr(leakage, "INDEXED", 2)
+    assert found(workers=2) == whole  # in parallel processes
     monkeypatch.setattr(leakage.batches, "__defaults__", (3,))
-    assert found(indexed=2) == whole
+    assert found() == whole
+    monkeypatch.setattr(leakage, "INDEXED", 4096)
     monkeypatch.setattr(leakage, "BATCH", 3)
     monkeypatch.setattr(leakage, "LocalMapper", lambda workers: LocalMapper(1))  # here the patched size applies
     assert found(workers=2) == whole  # each process has half of the batches
 
 
-def test_repeated_image_id_does_not_hide_the_next_copy(tmp_path: Path) -> None:
+def test_repeated_image_id_does_not_hide_the_next_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         photo(ord(name)).save(tmp_path / f"{name}.png")
     photo(ord("b")).resize((100, 75)).save(tmp_path / "t.png")
@@ -161,7 +163,8 @@ def test_repeated_image_id_does_not_hide_the_next_copy(tmp_path: Path) -> None:
             writer.add(name, hash_image_file(tmp_path / f"{name}.png", 10**6, keypoints=True, held_out=name != "t"))
     held_out = {"a": "test", "b": "test"}
     for indexed in (1, 2, 3):
-        found = find_leaks([tmp_path / FINGERPRINTS], held_out, RULES, indexed=indexed)
+        monkeypatch.setattr(leakage, "INDEXED", indexed)
+        found = find_leaks([tmp_path / FINGERPRINTS], held_out, RULES)
         assert [(copy.image_id, copy.copy_of) for copy in found] == [("t", "b")], indexed
 
 
@@ -207,7 +210,9 @@ def test_leaks_of_a_repeated_picture_grow_with_its_copies_not_with_their_pairs(
         named = {leak.copy_of for leak in found if leak.image_id.startswith(copies)}
         assert named == set(held_out), "every dataset names every val copy"
     assert len(called) <= 2 * len(smaller), "equal pixels need no verification"
-    blocks = find_leaks([tmp_path / FINGERPRINTS], held_out, RULES, indexed=30)
+    with monkeypatch.context() as patched:
+        patched.setattr(leakage, "INDEXED", 30)
+        blocks = find_leaks([tmp_path / FINGERPRINTS], held_out, RULES)
     assert {(leak.image_id, leak.copy_of) for leak in found} <= {(leak.image_id, leak.copy_of) for leak in blocks}
     monkeypatch.setattr(leakage.batches, "__defaults__", (16,))
     monkeypatch.setattr(leakage, "BATCH", 16)

@@ -26,7 +26,7 @@ from vlp_models.metrics.caption import (
     score_captions,
     score_faithfulness,
 )
-from vlp_models.metrics.coco_tools import Meteor, ptb_like, ptb_lines, tokenize
+from vlp_models.metrics.coco_tools import ptb_like, ptb_lines, tokenize
 from vlp_models.metrics.score import Score, meteor_from_statistics
 from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
@@ -115,7 +115,7 @@ def test_kept_meteor_gives_the_same_scores_and_starts_again_after_its_end(monkey
 
 @needs_java
 def test_meteor_timeout_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlp_models.metrics.caption.Meteor", lambda: Meteor(timeout=0.05))
+    monkeypatch.setattr("vlp_models.metrics.coco_tools.METEOR_TIMEOUT", 0.05)
     score = by_name(score_captions(CANDIDATES, REFERENCES))["METEOR"]
     assert score.value is None
     assert score.note.startswith("not computed: METEOR failed")

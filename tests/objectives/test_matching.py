@@ -40,7 +40,7 @@ def test_similar_images_are_drawn_more_often_and_the_same_image_never() -> None:
     negative = different_image_mask(["a", "b", "a", "c"])
     assert negative.tolist()[0] == [False, True, False, True]
     similarity = torch.tensor([[0.9, 0.5, 0.9, 0.3]]).expand(9000, 4)
-    drawn, has = draw_hard_negatives(similarity, negative[:1].expand(9000, 4), generator(), temperature=0.1)
+    drawn, has = draw_hard_negatives(similarity / 0.1, negative[:1].expand(9000, 4), generator())
     assert bool(has.all()) and set(drawn.tolist()) == {1, 3}
     wanted = torch.tensor([5.0, 3.0]).softmax(0)[0].item()
     assert abs((drawn == 1).float().mean().item() - wanted) < 0.02
@@ -54,7 +54,7 @@ def test_a_batch_of_one_image_has_no_negative() -> None:
 
 def test_dominant_similarity_is_always_drawn() -> None:
     similarity = torch.tensor([[1.0, 0.99, -1.0]])
-    drawn, _ = draw_hard_negatives(similarity, torch.tensor([[False, True, True]]), generator(), temperature=1e-4)
+    drawn, _ = draw_hard_negatives(similarity / 1e-4, torch.tensor([[False, True, True]]), generator())
     assert drawn.tolist() == [1]
 
 

@@ -48,7 +48,7 @@ def test_coco_detector_by_name_extracts_regions_and_is_served(tmp_path: Path, mo
     assert [manifest["classes"][place] for place in (0, 1, 12, 13, 90)] == [
         *("__background__", "person", "N/A", "stop sign", "toothbrush"),  # COCO's own numbers, with their gaps
     ]
-    stored = FeatureStore(workspace.features, manifest["detector_id"]).get("drawn/0")
+    stored = FeatureStore(workspace.features).get("drawn/0")
     assert stored.features.shape == (5, 1024) and stored.class_probs.shape == (5, 91)
 
     bundle = tmp_path / "bundle"

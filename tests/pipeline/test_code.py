@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.common.source_hash import ROOT, code_hash, hash_sources
+from vlp_models.common.source_hash import ROOT, hash_sources
 from vlp_models.data.views import VIEW_MODULES
 from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import load_params, read_yaml
@@ -56,11 +56,11 @@ def test_imports_inside_functions_are_followed_and_those_for_type_checkers_are_n
         "deep/__init__.py",
         "deep/down.py",
     }
-    before = code_hash(["vlp_models.a"], root)
+    before = hash_sources(["vlp_models.a"], root)
     (root / "unrelated.py").write_text("changed = 1\n")
-    assert code_hash(["vlp_models.a"], root) == before
+    assert hash_sources(["vlp_models.a"], root) == before
     (root / "deep" / "down.py").write_text("changed = 1\n")
-    assert code_hash(["vlp_models.a"], root) != before
+    assert hash_sources(["vlp_models.a"], root) != before
 
 
 def test_relative_imports_are_followed(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_every_image_has_its_regions(workspace: Workspace) -> None:
     assert manifest(workspace)["classes"] == config["classes"]
     assert manifest(workspace)["counts"]["chunks"] == 3
     assert pq.read_table(workspace.features / "index.parquet")["image_id"].to_pylist() == IDS
-    store = FeatureStore(workspace.features, config["detector_id"])
+    store = FeatureStore(workspace.features)
     regions = [store.get(image_id) for image_id in IDS]
     assert all(0 < len(found) <= 4 and found.features.shape == (len(found), 16) for found in regions)
     assert manifest(workspace)["counts"]["regions"] == sum(map(len, regions))
@@ -230,10 +230,8 @@ def test_a_split_may_lose_one_image_in_a_hundred(tmp_path: Path, monkeypatch: py
     assert [row["row_id"] for row in rows] == ["drawn/0"]
 
 
-def test_features_of_two_detectors_do_not_mix(workspace: Workspace) -> None:
+def test_an_image_without_features_is_named(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
-    with pytest.raises(DataError, match="different detectors cannot be mixed"):
-        FeatureStore(workspace.features, "0123456789abcdef")
     with pytest.raises(DataError, match="no features for image drawn/99"):
         FeatureStore(workspace.features).get("drawn/99")
 

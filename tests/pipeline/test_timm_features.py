@@ -58,7 +58,7 @@ def test_every_image_has_cells_with_classes(
     assert (report["source"], report["backbone"], report["counts"]["classes"]) == ("timm", SMALL, 1000)
     assert manifest["detector_id"] == report["detector_id"]
     assert (manifest["feature_dim"], len(manifest["classes"]), manifest["classes"][1]) == (256, 1001, "tench")
-    store = FeatureStore(workspace.features, report["detector_id"])
+    store = FeatureStore(workspace.features)
     assert [len(store.get(f"drawn/{n}")) for n in range(len(SPLITS))] == [16] * len(SPLITS)
     found = re.search(r", 9 extracted at (0\.\d+) images/s\n", capsys.readouterr().err)
     assert found and float(found[1]) > 0, "however slow the machine"
@@ -74,7 +74,7 @@ def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Work
     run(params, workspace)
     manifest = read(workspace.features / "manifest.json")
     assert manifest["feature_dim"] == 24 + 48 + 256, "two levels' channels, then the last map's"
-    stored = FeatureStore(workspace.features, manifest["detector_id"]).get("drawn/0")
+    stored = FeatureStore(workspace.features).get("drawn/0")
 
     bundle = workspace.root / "bundle"
     write_bundle(
@@ -114,8 +114,6 @@ def test_other_weights_are_other_regions(workspace: Workspace, capsys: pytest.Ca
     run(timm_params(), workspace)
     assert "reused" not in capsys.readouterr().err
     assert read(workspace.features / "manifest.json")["detector_id"] != before
-    with pytest.raises(DataError, match="different detectors cannot be mixed"):
-        FeatureStore(workspace.features, before)
 
 
 def test_detector_and_backbone_are_not_mistaken_for_each_other(workspace: Workspace) -> None:

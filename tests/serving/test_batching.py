@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from vlp_models.serving import batching
 from vlp_models.serving.batching import BatchingPredictor
 
 
@@ -67,24 +68,27 @@ def answers(batching: BatchingPredictor, model: Doubling, requests: list[list[in
         return [future.result(timeout=10) for future in futures]
 
 
-def test_each_request_gets_its_own_answers_from_a_shared_batch() -> None:
+def test_each_request_gets_its_own_answers_from_a_shared_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_ROWS", 8)
     model = Doubling()
     requests = [[i] if i % 3 else [i, 100 + i] for i in range(20)]
-    found = answers(BatchingPredictor(model, max_rows=8), model, requests)  # type: ignore[arg-type]
+    found = answers(BatchingPredictor(model), model, requests)  # type: ignore[arg-type]
     assert found == [[(2 * image, f"text {image}") for image in images] for images in requests]
     assert max(model.batches) > 1 and max(model.batches) <= 8 and sum(model.batches) == 27
 
 
-def test_a_request_larger_than_a_batch_is_a_batch_by_itself() -> None:
+def test_a_request_larger_than_a_batch_is_a_batch_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_ROWS", 4)
     model = Doubling()
-    found = answers(BatchingPredictor(model, max_rows=4), model, [list(range(20, 29)), [1]])  # type: ignore[arg-type]
+    found = answers(BatchingPredictor(model), model, [list(range(20, 29)), [1]])  # type: ignore[arg-type]
     assert len(found[0]) == 9 and sorted(model.batches) == [1, 9]
 
 
-def test_images_wait_undecoded_while_others_take_the_room() -> None:
+def test_images_wait_undecoded_while_others_take_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_REQUEST_PIXELS", 3)
     model = Doubling()
     requests = [[i] for i in range(9)] + [[20, 21], [30, 31, 32, 33, 34]]
-    found = answers(BatchingPredictor(model, max_pixels=3), model, requests)  # type: ignore[arg-type]
+    found = answers(BatchingPredictor(model), model, requests)  # type: ignore[arg-type]
     assert found == [[(2 * image, f"text {image}") for image in images] for images in requests]
     assert model.most_decoded == 5, "the largest request, alone"
 

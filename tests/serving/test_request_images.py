@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.errors import DataError
-from vlp_models.serving.images import check_images, open_image, open_images
+from vlp_models.serving.images import check_image, check_images, open_image, open_images
 
 
 def png(width: int = 8, height: int = 6) -> bytes:
@@ -75,13 +75,13 @@ def test_base64_is_read_as_clients_write_it(untrusted: bool) -> None:
     expected = np.asarray(open_image(data))
     for name, text in forms.items():
         for value in (text, text.encode(), bytearray(text.encode()), np.str_(text), memoryview(text.encode())):
-            assert np.array_equal(np.asarray(open_image(value, untrusted=untrusted)), expected), name
+            assert np.array_equal(np.asarray(check_image(value, untrusted=untrusted).open()), expected), name
     pair = np.array([plain.encode(), lines.encode()])
-    assert len(open_images(pair, 2, untrusted=untrusted)) == 2
+    assert len(check_images(pair, 2, untrusted=untrusted)) == 2
     for broken in (plain[: len(plain) // 4 * 2 + 1], f"data:image/png;base64,{plain[:41]}", lines.replace("\n", "*")):
         for value in (broken, broken.encode()):
             with pytest.raises(DataError, match=r"base64|not a readable image"):
-                open_image(value, untrusted=untrusted)
+                check_image(value, untrusted=untrusted).open()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_list_that_is_no_image_is_refused_before_an_array_is_made(name: str, m
     value, message = NO_IMAGES[name]
     monkeypatch.setattr(np, "asarray", lambda _: pytest.fail("an array was made"))
     with pytest.raises(DataError, match=message):
-        open_image(value, untrusted=True)
+        check_image(value, untrusted=True).open()
 
 
 def test_lists_of_other_forms() -> None:
@@ -132,7 +132,7 @@ def test_lists_of_other_forms() -> None:
         ([0] * 300, r"must be \[H, W, 3\] or \[H, W\]"),
     ):
         with pytest.raises(DataError, match=message):
-            open_image(value, untrusted=True)
+            check_image(value, untrusted=True).open()
     array = np.asarray(Image.open(io.BytesIO(png())))
     for same in (list(array), [tuple(map(tuple, row)) for row in array.tolist()]):
         assert np.array_equal(np.asarray(open_image(same)), array)
@@ -176,7 +176,7 @@ def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
     if root:
         monkeypatch.setenv("VLP_IMAGE_ROOT", str(inside))
         for good in ("a.png", str(inside / "a.png")):
-            assert open_image(good, untrusted=True).size == (8, 6)
+            assert check_image(good, untrusted=True).open().size == (8, 6)
     tried = [
         str(outside),
         "../outside.png",
@@ -191,11 +191,11 @@ def test_request_opens_paths_only_below_the_root_and_reveals_nothing(
     answers = set()
     for text in tried if root else [*tried, "a.png", str(inside / "a.png")]:
         with pytest.raises(DataError) as caught:
-            open_image(text, untrusted=True)
+            check_image(text, untrusted=True).open()
         answers.add(str(caught.value))
     assert len(answers) == 1
     for sent in (base64.b64encode(png()).decode(), np.zeros((4, 4, 3), np.uint8)):
-        assert open_image(sent, untrusted=True).mode == "RGB"
+        assert check_image(sent, untrusted=True).open().mode == "RGB"
     with pytest.raises(DataError) as caught:
         check_images([str(outside), str(outside)], 2, untrusted=True)
     assert str(caught.value) in answers

@@ -94,10 +94,10 @@ def plugin_packages() -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 
-def code_hash(modules: Iterable[str], root: Path = ROOT) -> str:
+def code_hash(modules: Iterable[str]) -> str:
     """Return one hash for all files of `hash_sources`."""
     digest = hashlib.sha256()
-    for name, sha256 in hash_sources(modules, root).items():
+    for name, sha256 in hash_sources(modules).items():
         # As `sha256sum` prints a line.
         digest.update(f"{sha256}  {name}\n".encode())
     return digest.hexdigest()
@@ -127,7 +127,7 @@ def _hash_tree(tree: ast.Module, is_package: bool) -> str:
     # The tables of an `__init__.py` do not count, so a new entry makes nothing stale.
     if is_package:
         tree.body = [node for node in tree.body if not _is_table(node)]
-    return hashlib.sha256(_structure(tree).encode(errors="surrogatepass")).hexdigest()
+    return hashlib.sha256(_structure(tree).encode()).hexdigest()
 
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -102,13 +102,12 @@ class FeatureStore:
 
     Args:
         directory: a finished data/features.
-        detector_id: if given, the features must be this detector's: regions of two detectors are never mixed.
 
     Raises:
-        DataError: an incomplete directory, or the features of another detector.
+        DataError: an incomplete directory.
     """
 
-    def __init__(self, directory: Path, detector_id: str | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         path = directory / "manifest.json"
         try:
@@ -119,11 +118,6 @@ class FeatureStore:
             self.classes: list[str] = manifest["classes"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise DataError(f"{path}: not a manifest of features: {error}; run `dvc repro features`") from None
-        if detector_id is not None and detector_id != self.detector_id:
-            raise DataError(
-                f"{directory}: features of detector {self.detector_id}, expected {detector_id}; "
-                "regions of different detectors cannot be mixed: run `dvc repro features`"
-            )
         try:
             # image id -> chunk, first row and number of regions
             self._rows = SortedRows.open(directory / "index.parquet", "image_id", INDEX_SCHEMA)

@@ -85,7 +85,7 @@ class Judgment:
     item: str = ""
 
 
-def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[Score]:
+def score_nlvr(judgements: Sequence[Judgment]) -> list[Score]:
     """Return accuracy, the share of right (statement, image) pairs, and consistency, the share of groups in which every
     pair is right; both as the scripts of the NLVR repository compute them."""
     right = [judgement.label == judgement.prediction for judgement in judgements]
@@ -95,10 +95,10 @@ def score_nlvr(judgements: Sequence[Judgment], name: str = "accuracy") -> list[S
     for judgement, correct in zip(judgements, right, strict=True):
         group_right[judgement.group] = group_right.get(judgement.group, True) and correct
         members.setdefault(judgement.group, []).append(judgement.item)
-    accuracy = mean_score(name, list(map(float, right)), groups, items=[j.item for j in judgements])
+    accuracy = mean_score("accuracy", list(map(float, right)), groups, items=[j.item for j in judgements])
     # An item of consistency is a group, and is about all of the group's statements.
     values, samples = list(map(float, group_right.values())), list(members.values())
-    consistency = mean_score(name.replace("accuracy", "consistency"), values, list(group_right), samples=samples)
+    consistency = mean_score("consistency", values, list(group_right), samples=samples)
     return [accuracy, consistency]
 
 

@@ -100,7 +100,7 @@ class Meteor:
         MissingToolError: Java is missing, METEOR died or timed out, or its answer is not the numbers asked for.
     """
 
-    def __init__(self, timeout: float = METEOR_TIMEOUT) -> None:
+    def __init__(self) -> None:
         directory = package_directory() / "meteor"
         command = [find_java(), "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", "meteor-1.5.jar"]
         command += ["-", "-", "-stdio", "-l", "en", "-norm"]
@@ -113,12 +113,11 @@ class Meteor:
         except OSError as error:
             self._errors.close()
             raise MissingToolError(f"METEOR failed: {error}") from None
-        self._timeout = timeout
         self._start_timer()
 
     def _start_timer(self) -> None:
         # A process that hangs is ended, so that reading its answer is an error and not endless.
-        self._timer = threading.Timer(self._timeout, self._process.kill)
+        self._timer = threading.Timer(METEOR_TIMEOUT, self._process.kill)
         self._timer.daemon = True
         self._timer.start()
 

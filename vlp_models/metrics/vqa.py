@@ -53,9 +53,7 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
     return sum(min(1.0, count / 3) for count in agreeing_others) / len(true_answers)
 
 
-def score_vqa(
-    predictions: dict[str, str], questions: Sequence[AnsweredQuestion], name: str = "accuracy"
-) -> list[Score]:
+def score_vqa(predictions: dict[str, str], questions: Sequence[AnsweredQuestion]) -> list[Score]:
     """Return the accuracy overall, per answer type and per question type, without questions with hidden answers.
 
     Raises:
@@ -67,14 +65,14 @@ def score_vqa(
         raise DataError(f"{len(missing)} of {len(scored)} questions have no prediction, such as {missing[0]}")
     values = [question_accuracy(predictions[q.question_id], q.answers) for q in scored]
     images = [question.image_id for question in scored]
-    scores = [mean_score(name, values, images, items=[question.question_id for question in scored])]
+    scores = [mean_score("accuracy", values, images, items=[question.question_id for question in scored])]
     for label, key in (("", "answer_type"), ("question type ", "question_type")):
         kinds = [getattr(question, key) for question in scored]
         for kind in sorted(set(kinds) - {""}):
             numbers = [i for i, question_kind in enumerate(kinds) if question_kind == kind]
             kind_values, kind_images = [values[i] for i in numbers], [images[i] for i in numbers]
             # Not kept: gates read the types as slices of the overall accuracy.
-            scores.append(mean_score(f"{name} ({label}{kind})", kind_values, kind_images, kept=False))
+            scores.append(mean_score(f"accuracy ({label}{kind})", kind_values, kind_images, kept=False))
     return scores
 
 
@@ -125,19 +123,13 @@ Similarity = Callable[[str, str], float]  # of two words, 0 to 1
 
 
 def score_wups(
-    predictions: Sequence[str],
-    answers: Sequence[str],
-    items: Sequence[str],
-    images: Sequence[str],
-    similarity: Similarity | None = None,
+    predictions: Sequence[str], answers: Sequence[str], items: Sequence[str], images: Sequence[str]
 ) -> list[Score]:
     """Return `WUPS@0.9` and `WUPS@0.0`.
 
-    Args:
-        predictions, answers: of each question; several words are separated by commas.
-        similarity: of two words; None: WordNet's.
+    predictions, answers: of each question; several words are separated by commas.
     """
-    similarity = similarity or wordnet_similarity()
+    similarity = wordnet_similarity()
     names = [f"WUPS@{threshold}" for threshold in THRESHOLDS]
     if similarity is None:
         return [not_computed(name, len(answers), WORDNET_MISSING) for name in names]

@@ -148,8 +148,8 @@ def select_regions(mask_BR: Tensor, probability: float, generator: torch.Generat
     return (draw_uniform(tuple(mask_BR.shape), generator, mask_BR.device) < probability) & mask_BR
 
 
-def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERLAP) -> Tensor:
-    """Return the selected regions and those whose IoU with a selected one is above `threshold`. bool [B, R]
+def overlapping(selected_BR: Tensor, boxes_BR4: Tensor) -> Tensor:
+    """Return the selected regions and those whose IoU with a selected one is above OVERLAP. bool [B, R]
 
     Boxes are continuous: x2 - x1 is a width. The public TDEN code adds a pixel to each side, as for pixels counted
     from 0, so about one in 200 hidden regions differs.
@@ -161,7 +161,7 @@ def overlapping(selected_BR: Tensor, boxes_BR4: Tensor, threshold: float = OVERL
     area_BR = (boxes_BR4[..., 2:] - boxes_BR4[..., :2]).clamp(min=0).prod(-1)
     union_BRR = area_BR[:, :, None] + area_BR[:, None, :] - intersection_BRR
     # IoU above the threshold, written without dividing by the union of empty boxes.
-    near_BRR = intersection_BRR > threshold * union_BRR
+    near_BRR = intersection_BRR > OVERLAP * union_BRR
     return selected_BR | (near_BRR & selected_BR[:, None, :]).any(-1)
 
 

@@ -131,9 +131,9 @@ def different_image_mask(image_ids: Sequence[str], device: torch.device | str = 
 
 
 def draw_hard_negatives(
-    similarity_BG: Tensor, negative_BG: Tensor, generator: torch.Generator, *, temperature: float = 1.0
+    similarity_BG: Tensor, negative_BG: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw a negative for each row from the whole batch, by softmax(similarity / temperature) over its negatives.
+    """Draw a negative for each row from the whole batch, by softmax(similarity) over its negatives.
 
     negative_BG: bool, the candidates (`different_image_mask`). No gradient flows back.
 
@@ -143,8 +143,8 @@ def draw_hard_negatives(
     if not negative_BG.shape[1]:  # no process has any rows
         # (B, 0) -> (B,): a sum over no columns is zero.
         return torch.zeros_like(negative_BG[:, :1], dtype=torch.int64).sum(1), negative_BG.any(-1)
-    logits_BG = (similarity_BG.detach().float() / temperature).masked_fill(~negative_BG, float("-inf"))
+    logits_BG = similarity_BG.detach().float().masked_fill(~negative_BG, float("-inf"))
     has_B = negative_BG.any(-1)
-    # Relative to its largest logit, a row keeps at least one weight of 1, whatever the temperature.
+    # Relative to its largest logit, a row keeps at least one weight of 1, however large the similarities.
     largest_B1 = torch.where(has_B, logits_BG.amax(-1), 0.0)[:, None]
     return draw_categorical((logits_BG - largest_B1).exp(), generator), has_B

@@ -21,7 +21,7 @@ from vlp_models.serving.images import MAX_REQUEST_PIXELS
 if TYPE_CHECKING:
     from vlp_models.serving.predictor import Predictor
 
-MAX_ROWS = 16  # of a batch
+MAX_ROWS = 16  # images (or lists of images) of a batch; a larger request is a batch by itself
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,14 +58,12 @@ class _PixelLimit:
 class BatchingPredictor:
     """A predictor for many threads. Has the predictor's `predict`.
 
-    Args:
-        max_rows: images (or lists of images) of a batch; a larger request is a batch by itself.
-        max_pixels: of all images that are decoded at a time; other requests wait, and a larger one is decoded alone.
+    At most MAX_REQUEST_PIXELS are decoded at a time: other requests wait, and a larger one is decoded alone.
     """
 
-    def __init__(self, predictor: Predictor, max_rows: int = MAX_ROWS, max_pixels: int = MAX_REQUEST_PIXELS) -> None:
-        self.predictor, self.max_rows = predictor, max_rows
-        self._pixel_limit = _PixelLimit(max_pixels)
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self._pixel_limit = _PixelLimit(MAX_REQUEST_PIXELS)
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._next: _Request | None = None  # did not fit into the last batch
         threading.Thread(target=self._work, name="batching", daemon=True).start()
@@ -99,13 +97,13 @@ class BatchingPredictor:
         batch = [self._next or self._waiting.get()]
         self._next, rows = None, len(batch[0].groups)
         # Take what waits already, without waiting for more.
-        while rows < self.max_rows:
+        while rows < MAX_ROWS:
             try:
                 request = self._waiting.get_nowait()
             except queue.Empty:
                 break
             rows += len(request.groups)
-            if rows > self.max_rows:
+            if rows > MAX_ROWS:
                 # Requests are not split, so this one starts the next batch.
                 self._next = request
                 break

@@ -60,9 +60,9 @@ class CheckedImage:
             raise (DataError(self.damaged) if self.damaged else _explain(error, self.name)) from None
 
 
-def open_images(value: Any, count: int, *, untrusted: bool = False) -> list[Image.Image]:
+def open_images(value: Any, count: int) -> list[Image.Image]:
     """Open the images that `check_images` checks."""
-    return [image.open() for image in check_images(value, count, untrusted=untrusted)]
+    return [image.open() for image in check_images(value, count)]
 
 
 def check_images(value: Any, count: int, *, untrusted: bool = False) -> list[CheckedImage]:
@@ -82,13 +82,13 @@ def check_images(value: Any, count: int, *, untrusted: bool = False) -> list[Che
     return [check_image(image, untrusted=untrusted) for image in value]
 
 
-def open_image(value: Any, *, untrusted: bool = False) -> Image.Image:
+def open_image(value: Any) -> Image.Image:
     """Return the image that `check_image` checks as upright RGB (EXIF rotation applied).
 
     Raises:
         DataError: `check_image` rejects it, or it is damaged.
     """
-    return check_image(value, untrusted=untrusted).open()
+    return check_image(value).open()
 
 
 def check_image(value: Any, *, untrusted: bool = False) -> CheckedImage:

@@ -33,9 +33,7 @@ class NeighborCaptioner:
         CheckpointError: the regions cannot be computed from an image.
     """
 
-    def __init__(
-        self, workspace: Workspace, features: Mapping[str, Any], sources: Iterable[str], device: str = "cpu"
-    ) -> None:
+    def __init__(self, workspace: Workspace, features: Mapping[str, Any], sources: Iterable[str]) -> None:
         """
         Args:
             features: section `features` of params.yaml.
@@ -48,7 +46,7 @@ class NeighborCaptioner:
             raise DataError(
                 f"{workspace.shards}: no captioned training image with regions, so there is no nearest-neighbor caption"
             )
-        self._extractor = open_extractor(features, workspace.detector, device)
+        self._extractor = open_extractor(features, workspace.detector, "cpu")
         # Features of two detectors are not comparable, so neighbors would be arbitrary.
         if self._extractor.detector_id != train.manifest.detector_id:
             raise DataError(

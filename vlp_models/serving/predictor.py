@@ -139,9 +139,7 @@ class Predictor(ImageModel):
             )
         self.request = request
 
-    def predict(
-        self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
-    ) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[Any], texts: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return one prediction per image, or per list of images (docs/reference/checkpoints.md, "Predictions").
 
         However many they are, only a few images are decoded at a time.
@@ -149,7 +147,6 @@ class Predictor(ImageModel):
         Args:
             images: anything `check_image` takes; for a task with several images, lists of that many.
             texts: one per image (a question, a statement); None if the task takes no text.
-            untrusted: the images come from a request to a server (see `check_image`).
 
         Raises:
             DataError: an image cannot be opened, the number of images is wrong, or `check_text` rejects a text.
@@ -160,7 +157,7 @@ class Predictor(ImageModel):
         groups: list[list[Picture]] = []
         pixels = 0
         for number, value in enumerate(images, start=1):
-            groups.append(open_images(value, self.request.images, untrusted=untrusted))
+            groups.append(open_images(value, self.request.images))
             pixels += sum(image.width * image.height for image in groups[-1])
             # A batch is complete: `number` images have been read, the last `len(groups)` of them are in it.
             if number == len(images) or len(groups) == ROWS_AT_ONCE or pixels > PIXELS_AT_ONCE:
@@ -173,7 +170,11 @@ class Predictor(ImageModel):
     def check(
         self, images: Sequence[Any], texts: Sequence[str] | None = None, *, untrusted: bool = False
     ) -> list[list[CheckedImage]]:
-        """Check the texts and images of a request, without decoding the images. Arguments as in `predict`.
+        """Check the texts and images of a request, without decoding the images.
+
+        Args:
+            images, texts: as in `predict`.
+            untrusted: the images come from a request to a server (see `check_image`).
 
         Raises:
             DataError: as in `predict`; or the images are `untrusted`, and too large together.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,6 @@ NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iterati
 NEWTON_SCHULZ_STEPS = 5
 EPS = 1e-7
 MAX_BATCHED_SIDE = 512  # larger matrices use the processor fully on their own, and stacking would only copy them
-
-Adjust = Literal["original", "match_rms_adamw"]
 
 
 def named_groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -289,9 +287,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
 
-def orthogonalize(
-    matrices_NHW: Tensor, *, dtype: torch.dtype, steps: int = NEWTON_SCHULZ_STEPS, eps: float = EPS
-) -> Tensor:
+def orthogonalize(matrices_NHW: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Bring the singular values of each matrix close to 1 (between 0.7 and 1.2) by Newton-Schulz iteration."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrices_NHW.to(dtype)
@@ -299,8 +295,8 @@ def orthogonalize(
     if tall:  # the Gram matrix of the shorter side is cheaper
         x = x.mT
     # The iteration converges for singular values up to 1; the Frobenius norm is at least the largest one.
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=eps)
-    for _ in range(steps):
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=EPS)
+    for _ in range(NEWTON_SCHULZ_STEPS):
         # x <- a x + (b G + c G^2) x with G = x x'
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -310,8 +306,8 @@ def orthogonalize(
 class Muon(torch.optim.Optimizer):
     """B = momentum * B + (1 - momentum) * gradient, then w = w (1 - lr * decay) - lr * ratio * orthogonalize(update).
 
-    The update is B, or with Nesterov momentum the next B for the same gradient. The ratio is 0.2 * sqrt(max(H, W)) for
-    `match_rms_adamw`, so that AdamW's learning rates fit, and sqrt(max(1, H / W)) for `original`.
+    The update is that of Nesterov momentum, the next B for the same gradient. The ratio is 0.2 * sqrt(max(H, W)), so
+    that AdamW's learning rates fit.
 
     dtype: of the iteration; None: bfloat16 where the hardware has it, otherwise float32. float64 weights stay float64.
     """
@@ -323,12 +319,9 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
-        nesterov: bool = True,
-        adjust: Adjust = "match_rms_adamw",
         dtype: torch.dtype | None = None,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
-        super().__init__(params, defaults | {"adjust": adjust})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._dtype = dtype
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -356,16 +349,14 @@ class Muon(torch.optim.Optimizer):
         local_weights = [own_part(p) for p in weights]
         gradients = [own_part(p.grad) for p in weights]
         momenta = [own_part(self.state[p]["momentum_buffer"]) for p in weights]
-        # B = momentum * B + (1 - momentum) * gradient. Nesterov: the next B, if the gradient stayed the same.
+        # B = momentum * B + (1 - momentum) * gradient; the direction is the next B, if the gradient stayed the same.
         momentum = group["momentum"]
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
-        directions = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+        directions = torch._foreach_lerp(gradients, momenta, momentum)
         torch._foreach_mul_(local_weights, 1 - group["lr"] * group["weight_decay"])
         for p, weight, update in zip(local_weights, weights, self._orthogonalize(weights, directions), strict=True):
-            # The update's root mean square is 1 / sqrt(max(H, W)): `match_rms_adamw` makes it 0.2, about AdamW's.
-            rows, columns = weight.shape
-            square = max(rows, columns) if group["adjust"] == "match_rms_adamw" else max(1, rows / columns)
-            ratio = math.sqrt(square) * (0.2 if group["adjust"] == "match_rms_adamw" else 1.0)
+            # The update's root mean square is 1 / sqrt(max(H, W)); the ratio makes it 0.2, about AdamW's.
+            ratio = math.sqrt(max(weight.shape)) * 0.2
             p.add_(own_part(sharded_like(update, weight)), alpha=-group["lr"] * ratio)
 
     def _orthogonalize(self, weights: list[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:

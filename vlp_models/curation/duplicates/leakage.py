@@ -100,7 +100,6 @@ def find_leaks(
     *,
     workers: int = 1,
     mapper: Mapper | None = None,
-    indexed: int = INDEXED,
 ) -> list[Leak]:
     """Find every copy across splits, sorted by image id; for each image, the copy in the highest split comes first.
 
@@ -111,7 +110,7 @@ def find_leaks(
     Args:
         files: `fingerprints.parquet` of every dataset; missing files are skipped.
         held_out: image id -> split of each evaluation image; all others are in train.
-        workers: processes; each takes `indexed` evaluation images at a time, or a share of the batches of all images
+        workers: processes; each takes INDEXED evaluation images at a time, or a share of the batches of all images
             if there are fewer blocks of evaluation images than processes.
         mapper: executes the search in their place.
 
@@ -126,12 +125,12 @@ def find_leaks(
                 rows += file.metadata.num_rows
                 for batch in file.iter_batches(columns=["image_id"]):
                     held_out_rows += sum(name in held_out for name in batch["image_id"].to_pylist())
-    starts = range(0, held_out_rows, indexed)
+    starts = range(0, held_out_rows, INDEXED)
     # Rounded up: the last batch may be smaller.
     batch_count = -(-rows // BATCH)
     # more processes than blocks: cut the batches of all images into shares
     shares = max(1, min(workers // max(1, len(starts)), batch_count // _WORTH_A_PROCESS)) if mapper is None else 1
-    tasks = [_Task(start, start + indexed, share, shares) for start in starts for share in range(shares)]
+    tasks = [_Task(start, start + INDEXED, share, shares) for start in starts for share in range(shares)]
     search = partial(_find_in_block, files, held_out, rules)
     parts = _search_all(search, tasks, "searching for copies of evaluation images", workers, mapper)
     blocks: dict[int, _BlockLeaks] = {}

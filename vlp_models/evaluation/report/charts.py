@@ -141,12 +141,12 @@ def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[fl
     return Markup("".join(parts))
 
 
-def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return about `count` round numbers that span [low, high]."""
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers that span [low, high]."""
     if not high > low:
         high = low + 1
-    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches from low to high in `count` ticks.
-    raw = (high - low) / (count - 1)
+    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that reaches from low to high in six ticks.
+    raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
     # The tolerance keeps a tick that rounding has moved past its end.

@@ -23,6 +23,7 @@ from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
 SAMPLE = 60  # predictions of each gallery that the highlights are chosen from
+HIGHLIGHTS = 6  # cards at the top of the page
 WIDE = 400  # pixels of a wide picture's longer side
 Row = dict[str, Any]
 
@@ -103,8 +104,8 @@ class Highlights:
     rule: str
 
 
-def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highlights:
-    """Choose `count` cards: half right, half wrong, the first ones of each gallery in turn."""
+def choose_highlights(galleries: Sequence[Examples]) -> Highlights:
+    """Choose HIGHLIGHTS cards: half right, half wrong, the first ones of each gallery in turn."""
     if not galleries:
         return Highlights(cards=(), rule="")
 
@@ -116,11 +117,11 @@ def choose_highlights(galleries: Sequence[Examples], count: int = 6) -> Highligh
     right_count, wrong_count, unknown_count = (sum(map(len, queues[right])) for right in (True, False, None))
 
     # Half of the cards are wrong predictions, more if there are too few others, fewer if there are too few wrong ones.
-    wrong_cards = min(wrong_count, max(count // 2, count - right_count - unknown_count))
-    right_cards = min(right_count, count - wrong_cards)
+    wrong_cards = min(wrong_count, max(HIGHLIGHTS // 2, HIGHLIGHTS - right_count - unknown_count))
+    right_cards = min(right_count, HIGHLIGHTS - wrong_cards)
     cards: list[tuple[Examples, Card]] = []
     # Right cards first, then wrong ones, then those that cannot be judged.
-    for right, number in ((True, right_cards), (False, wrong_cards), (None, count - right_cards - wrong_cards)):
+    for right, number in ((True, right_cards), (False, wrong_cards), (None, HIGHLIGHTS - right_cards - wrong_cards)):
         cards += _take_in_turn(queues[right], number, {card.picture.image_id for _, card in cards})
     rule = f"Not picked by hand: an evenly spaced sample of the {galleries[0].split} split"
     if right_count or wrong_count:

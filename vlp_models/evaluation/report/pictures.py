@@ -19,6 +19,7 @@ from vlp_models.models.protocols import Figure
 from vlp_models.params import Params
 
 NARROW = 240  # pixels of a picture's longer side as the page shows it
+PATCH_SIDE = 72  # pixels of a patch's longer side
 BOXES_SHOWN = 6
 
 
@@ -61,8 +62,8 @@ class Pictures:
             boxes=self._boxes(image_id, *(longest * side / max(opened.size) for side in opened.size)),
         )
 
-    def patch(self, image_id: str, box: Sequence[float], side: int = 72) -> Picture:
-        """Return a part of an image, `side` pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
+    def patch(self, image_id: str, box: Sequence[float]) -> Picture:
+        """Return a part of an image, PATCH_SIDE pixels at its longer side. box: x1, y1, x2, y2 as fractions."""
         opened = self._open(image_id)
         if isinstance(opened, Picture):
             return opened
@@ -70,7 +71,7 @@ class Pictures:
         # `opened.size * 2` is (width, height, width, height), which scales x1, y1, x2, y2.
         x1, y1, x2, y2 = (round(v * s) for v, s in zip(box, opened.size * 2, strict=True))
         part = opened.crop((x1, y1, max(x1 + 1, x2), max(y1 + 1, y2)))
-        factor = side / max(part.size)
+        factor = PATCH_SIDE / max(part.size)
         part = part.resize([max(1, round(s * factor)) for s in part.size])
         return Picture(image_id=image_id, data=_as_data(part), width=part.width, height=part.height)
 

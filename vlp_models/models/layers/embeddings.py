@@ -115,7 +115,7 @@ class RegionEmbedding(nn.Module):
         return self.dropout(self.norm(x)), packing
 
 
-def sine_positions(mask_BHW: Tensor, dimension: int, *, temperature: float = 10000.0) -> Tensor:
+def sine_positions(mask_BHW: Tensor, dimension: int) -> Tensor:
     """Return sine position encodings of a grid's cells, [B, H, W, D] float32.
 
     The first half encodes the row, the second the column, sines and cosines alternating. Rows and columns are counted
@@ -126,9 +126,9 @@ def sine_positions(mask_BHW: Tensor, dimension: int, *, temperature: float = 100
     """
     valid_BHW = mask_BHW.float()
     # (B, H, W, P) for each axis, then both halves side by side.
-    # A sine and a cosine share each period; periods grow geometrically from 1 towards the temperature.
+    # A sine and a cosine share each period; periods grow geometrically from 1 towards 10,000.
     waves_P = torch.arange(dimension // 2, device=mask_BHW.device)
-    period_P = temperature ** (2 * (waves_P // 2) / (dimension // 2))
+    period_P = 10000.0 ** (2 * (waves_P // 2) / (dimension // 2))
     halves = []
     for axis in (1, 2):
         count_BHW = valid_BHW.cumsum(axis)

@@ -51,14 +51,12 @@ def run(
     params: Params,
     workspace: Workspace,
     key: str = "",
-    mapper: Mapper | None = None,
     inputs: Iterable[ModelInputs] | None = None,
 ) -> None:
     """Write data/shards (tars and an index per split, an empty index for a split without images) and data/contents,
     the hashes of the shards' content.
 
     Args:
-        mapper: executes the shards; default: the cluster of params.yaml, or `cluster.workers` processes.
         inputs: what the models read; default: the models of params.yaml. If none reads regions, data/features is not
             needed.
 
@@ -70,7 +68,7 @@ def run(
     p = params.shards
     if p.images_per_shard < 1:
         raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
-    mapper = mapper or cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
+    mapper = cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
         v = params.validate

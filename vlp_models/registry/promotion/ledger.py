@@ -102,14 +102,14 @@ class Ledger:
         self._locked = False
 
     @contextmanager
-    def locked(self, timeout: float = 3600.0) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Exclude all other writers of this file; a process that dies releases the lock.
 
         Raises:
-            BusyError: another process holds it for longer than `timeout` seconds.
+            BusyError: another process holds it for more than an hour.
         """
         lock = self.path.with_name(f".{self.path.name}.lock")
-        with file_lock(lock, "promotion", wait=timeout):
+        with file_lock(lock, "promotion", wait=3600.0):
             self._locked = True
             try:
                 self._set_torn_line_aside()
