@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,7 +145,8 @@ class Stack:
             try:
                 with opener.open(request, timeout=timeout) as answer:
                     return json.loads(answer.read() or "null")
-            except OSError as error:
+            # HTTPException and ValueError: another program answers on this port, without HTTP or JSON.
+            except (OSError, HTTPException, ValueError) as error:
                 code = error.code if isinstance(error, urllib.error.HTTPError) else None
                 if code == 404:
                     break
@@ -280,10 +282,12 @@ def print_next(stack: Stack) -> None:
     """Print the commands that a user needs next."""
     weekly = stack.call(f"/deployments/name/{WEEKLY}")
     typer.echo(f"\nexport PREFECT_API_URL={stack.url}/api   # for every prefect command")
-    typer.echo(f"prefect deployment run {WEEKLY}   # run now")
-    for schedule in weekly["schedules"]:
-        if not schedule["active"]:
-            typer.echo(f"prefect deployment schedule resume {WEEKLY} {schedule['id']}   # start the schedule")
+    # A prefect.yaml without this deployment has nothing to run or to resume.
+    if weekly is not None:
+        typer.echo(f"prefect deployment run {WEEKLY}   # run now")
+        for schedule in weekly["schedules"]:
+            if not schedule["active"]:
+                typer.echo(f"prefect deployment schedule resume {WEEKLY} {schedule['id']}   # start the schedule")
     typer.echo(
         "vlp status   # what runs, and the next scheduled run\nvlp down   # stop both; a training saves its state"
     )
@@ -313,10 +317,11 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
         DataError: the worker is still at work, for example saving a large model.
     """
     # The worker's children are its flows; below them are supervisors, DVC and trainers.
-    runs, below = process.children(), process.children(recursive=True)
+    runs, below = _children(process), _children(process, recursive=True)
     if not stack.record[name].get("stopping"):  # Prefect answers a second SIGINT with SIGKILL
         stack.save(**{name: {**stack.record[name], "stopping": True}})
-        process.send_signal(signal.SIGINT)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
     # Children by then may have other parents, so they were listed before the interrupt.
     _, alive = psutil.wait_procs([process, *below], timeout=SAVE_SECONDS)
     if alive and name == "worker":
@@ -326,7 +331,8 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
         )
     # A server that has not stopped is killed; a worker is not, since its trainer may be saving.
     for child in alive:
-        child.kill()
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
     interrupted = f"; {len(runs)} interrupted, the next run continues there" if name == "worker" and runs else ""
     return f"stopped (pid {process.pid}){interrupted}"
 
@@ -340,11 +346,20 @@ def stop_orphaned_runs(stack: Stack) -> int:
             if "prefect.engine" in (process.info["cmdline"] or []) and process.environ().get("PREFECT_HOME") == home:
                 runs.append(process)
     # Listed before the signal: a child whose parent has ended is not found below it.
-    below = [child for run in runs for child in run.children(recursive=True)]
+    below = [child for run in runs for child in _children(run, recursive=True)]
     for run in runs:
-        run.terminate()
+        with suppress(psutil.NoSuchProcess):
+            run.terminate()
     psutil.wait_procs([*runs, *below], timeout=SAVE_SECONDS)
     return len(runs)
+
+
+def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    """Return the processes below one; none if it has just ended."""
+    try:
+        return process.children(recursive=recursive)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def describe(root: Path) -> list[str]:
