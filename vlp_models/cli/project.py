@@ -113,6 +113,21 @@ def upgrade(
     for name in sorted(new.keys() - set(NEVER_MERGED)):
         if name not in old or old[name].read_bytes() != new[name].read_bytes():
             changed.append(name)
+    # Files that you deleted stay deleted; those that the template no longer has stay until you delete them.
+    deleted = [name for name in changed if name in old and not (root / name).exists()]
+    dropped = sorted(old.keys() - new.keys())
+    changed = [name for name in changed if name not in deleted]
+    for name in deleted:
+        print(f"{name}: deleted in this project, so the template's change is left out")
+    for name in dropped:
+        if (root / name).exists():
+            print(f"{name}: no longer in the template; delete it unless you use it")
+    # The base of a file is the template's last version; a file is reported until the next --apply.
+    if apply:
+        for name in deleted:
+            _copy(new[name], merged / name)
+        for name in dropped:
+            old[name].unlink()
     if not changed:
         print(f"the template of vlp-flows {own_version()} changes nothing in this project")
         return
@@ -163,7 +178,7 @@ def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> b
         sys.stdout.writelines(difflib.unified_diff(before, after, f"{name} (before)", f"{name} (new template)"))
         return True
     file = root / name
-    # You have not changed the file, so the new one replaces it.
+    # The file is new, or you have not changed it, so the new one replaces it.
     if not file.exists() or (old is not None and file.read_bytes() == old.read_bytes()):
         _copy(new, file)
         return True
