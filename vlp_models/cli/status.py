@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,7 @@ from vlp_models.common.lock import find_holder
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
+from vlp_models.pipeline.dvc.stale import read_stale
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
@@ -107,35 +106,16 @@ def describe_entry(entry: dict[str, Any]) -> str:
 
 def _collect_stale(root: Path, result: Status) -> None:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "dvc", "status", "--json"],
-            cwd=root,
-            env={**os.environ, "DVC_NO_ANALYTICS": "1"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DVC_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        result.notes.append(f"dvc status timed out after {DVC_SECONDS:.0f} s")
+        stages = read_stale(root, timeout=DVC_SECONDS)
+    # A note: the rest of the status does not depend on it.
+    except DataError as error:
+        result.notes.append(str(error))
         return
-    except OSError as error:
-        result.notes.append(f"dvc status failed to start: {plain_text(str(error))}")
-        return
-    # stage -> changes; a change is a text, or a mapping such as {"changed deps": {path: "modified"}}
-    try:
-        stages = {name: list(changes) for name, changes in json.loads(done.stdout).items()}
-    except (ValueError, AttributeError, TypeError):
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-        # Another DVC process holds the lock.
-        busy = any("busy" in line for line in lines)
-        result.notes.append("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
-    else:
-        for name, changes in stages.items():
-            reasons: list[str] = []
-            for change in changes:
-                reasons += change if isinstance(change, dict) else [change]
-            result.stale[name] = list(dict.fromkeys(reasons))
+    for name, changes in stages.items():
+        reasons: list[str] = []
+        for change in changes:
+            reasons += change if isinstance(change, dict) else [change]
+        result.stale[name] = list(dict.fromkeys(reasons))
 
 
 def _collect_running(root: Path, result: Status) -> None:

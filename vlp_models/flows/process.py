@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -24,9 +23,11 @@ from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.redaction import redact
 from vlp_models.common.supervise import command_environment, start_supervised
 from vlp_models.common.workspace import Workspace
+from vlp_models.errors import DataError
 from vlp_models.pipeline.dvc.consistency import clear_records
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
 from vlp_models.pipeline.dvc.repro import REPRO
+from vlp_models.pipeline.dvc.stale import read_stale
 
 Log = Callable[[str], None]
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requires it
@@ -240,16 +241,10 @@ def _explain_failure(name: str, code: int, lines: list[str], root: Path) -> Stag
 
 def is_stale(root: Path, targets: list[str]) -> bool:
     """Return whether `dvc status` reports changes in the targets or their dependencies; default: in any stage."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", "status", "--json", *(["--with-deps"] if targets else []), *targets],
-        cwd=root,
-        env=command_environment(),
-        capture_output=True,
-    )
-    # A failed `dvc status` counts as stale, so that `dvc repro` reports the reason.
     try:
-        return done.returncode != 0 or json.loads(done.stdout) != {}
-    except ValueError:
+        return bool(read_stale(root, targets))
+    # Counts as stale, so that `dvc repro` reports the reason.
+    except DataError:
         return True
 
 

@@ -7,16 +7,15 @@ workspace, because DVC locks paths, not the whole workspace, while a stage runs.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 
 from vlp_models.common.device import cpu_count, use_cuda
 from vlp_models.common.log import get_logger
+from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.pipeline.dvc.repro import PARTIAL, REPRO
+from vlp_models.pipeline.dvc.stale import read_stale
 
 logger = get_logger(__name__)
 
@@ -48,7 +47,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     if trainer.parallel_finetune < 2 or len(starts) < 2 or not on_cpu or trainer.launcher != "local":
         return 0
     # A run may have to be trained if it is stale, or anything before it is: all that has no run in its name.
-    stale = _find_stale(root, [f"finetune@{name}" for name in starts], environment)
+    stale = _find_stale(root, [f"finetune@{name}" for name in starts])
     per_run = ("initial@", "pretrain@", "finetune@", "evaluate@", "augment@")
     is_shared_stale = any(not stage.startswith(per_run) for stage in stale)
     names = []
@@ -63,7 +62,7 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     code = run([[*REPRO, *sorted({starts[name].replace("/", "@", 1) for name in names})]], environment)
     if code:
         return code
-    stale = _find_stale(root, [f"finetune@{name}" for name in names], environment)  # equal inputs leave it valid
+    stale = _find_stale(root, [f"finetune@{name}" for name in names])  # equal inputs leave it valid
     names = [name for name in names if f"finetune@{name}" in stale]
     if len(names) < 2:
         return 0
@@ -78,13 +77,10 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     return run(chains, environment, at_once=at_once)
 
 
-def _find_stale(root: Path, targets: list[str], environment: dict[str, str]) -> set[str]:
+def _find_stale(root: Path, targets: list[str]) -> set[str]:
     """Return the stages, among the targets and what they depend on, that `dvc status` reports as changed."""
-    command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", *targets]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True)
     try:
-        stages = json.loads(done.stdout)
-    # DVC failed: nothing counts as stale, so nothing is run in parallel.
-    except ValueError:
+        return set(read_stale(root, targets))
+    # Nothing counts as stale, so nothing is run in parallel: the `dvc repro` that follows reports the reason.
+    except DataError:
         return set()
-    return set(stages) if isinstance(stages, dict) else set()

@@ -1,0 +1,42 @@
+"""`dvc status --json`: which stages are stale, and what changed. Each caller decides what a failure of DVC means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vlp_models.common.supervise import command_environment
+from vlp_models.errors import DataError, plain_text
+
+
+def read_stale(root: Path, targets: Sequence[str] = (), timeout: float | None = None) -> dict[str, list[Any]]:
+    """Return stage -> its changes: each is a text, or a mapping such as {"changed deps": {path: "modified"}}.
+
+    Args:
+        targets: these stages and what they depend on; default: all stages.
+
+    Raises:
+        DataError: DVC fails, or does not answer within `timeout` seconds.
+    """
+    command = [sys.executable, "-m", "dvc", "status", "--json", *(["--with-deps"] if targets else []), *targets]
+    options: dict[str, Any] = {"cwd": root, "env": command_environment(), "timeout": timeout}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", **options)
+    except subprocess.TimeoutExpired:
+        raise DataError(f"dvc status timed out after {timeout:.0f} s") from None
+    except OSError as error:
+        raise DataError(f"dvc status failed to start: {plain_text(str(error))}") from None
+    try:
+        stages = json.loads(done.stdout)
+        if done.returncode == 0:
+            return {name: list(changes) for name, changes in stages.items()}
+    except (ValueError, AttributeError, TypeError):
+        pass
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+    # Another DVC process holds the lock.
+    busy = any("busy" in line for line in lines)
+    raise DataError("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
