@@ -149,6 +149,8 @@ class PretrainingLoss:
         arguments = self._arguments(batch, update, generator)
         # Contrast also reads the pairs of the update's other micro-batches, which `look_ahead` has embedded.
         if self.looks_ahead and update is not None:
+            # Of two micro-batches with equal ids (a dataset that an epoch repeats), the second is taken for the first.
+            # They have the same pairs, with other dropout and augmentation, and equal pairs are no negatives.
             position = [sample_ids for sample_ids, _ in self._window].index(batch.sample_ids)
             other_pairs = [pairs for number, (_, pairs) in enumerate(self._window) if number != position]
             # One set of pairs for each of the model's contrasts; None without another micro-batch
