@@ -15,10 +15,12 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.plugin_kit.commands import SCAFFOLDS
 from vlp_models.contrib.plugin_kit.scaffolds.task.guess_color import GuessColor
+from vlp_models.data.sample import Sample
 from vlp_models.errors import ParamsError
 from vlp_models.metrics.score import STATISTICS, read_items
 from vlp_models.models.tden.model import TDEN
 from vlp_models.tasks.base import check_model, supports_task
+from vlp_models.tasks.scoring import EvalContext
 
 TESTS = Path(__file__).parents[2]
 EVERY_STAGE = """
@@ -80,3 +82,15 @@ def test_unsupported_model_is_rejected_before_anything_is_computed() -> None:
         ParamsError, match="`plain` cannot fuse image and text, so it does not support the task guess_color"
     ):
         check_model("guess_color", GuessColor, nn.Linear, "plain")
+
+
+def test_questions_without_answers_are_not_scored(tmp_path: Path) -> None:
+    context = EvalContext(source="toy", validated=tmp_path)
+    samples = []
+    for number, answers in enumerate((("red",), (), ("blue",))):
+        samples.append(Sample(sample_id=f"q{number}", image_id=f"i{number}", source="toy", values={"answers": answers}))
+    predictions = [{"question_id": sample.sample_id, "color": "red"} for sample in samples]
+    scores = GuessColor.score(object.__new__(GuessColor), predictions, samples, context).scores
+    for score in scores:
+        assert score.value == 50 and score.n == 2 and score.evidence is not None
+        assert list(score.evidence.groups) == ["i0", "i2"] and list(score.evidence.items) == ["q0", "q2"]

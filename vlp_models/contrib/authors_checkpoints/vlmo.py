@@ -8,7 +8,7 @@ The sum leaves every output unchanged, but further training differs: there the t
 words share, here each word's embedding is trained alone. With weight decay or another learning rate for a parameter, a
 word that is rare in the new data keeps its part of the imported type while frequent words move.
 
-Left out, and named in preset.yaml: absolute positions of texts if the model has relative biases (the authors' code
+Left out: absolute positions of texts if the model has relative biases (the authors' code
 stores them as well and never reads them).
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, read_state_dict
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
 from vlp_models.models.convert.vlmo import VLMoMapping, grid_side
 
 TEXT_ROWS = 392  # of the table of biases, always: 389 offsets of texts of 196 tokens, and 3 of [CLS]
@@ -78,7 +78,7 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     config: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden": hidden,
-        "heads": request.heads or HEADS.get(hidden, hidden // 64),
+        "heads": choose_heads(request.heads or HEADS.get(hidden, 0), hidden),
         "layers": layers,
         "intermediate": intermediate,
         "vl_start": vl_start,
@@ -100,7 +100,6 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
     # Tables of indices follow from the sizes: mark them as read so that `check` does not report them.
     mapping.taken |= {name for name in INDICES if name in state}
     mapping.check("a checkpoint of the authors' VLMo code")
-    left_out = ("left out: text_embeddings.position_embeddings.weight, which nothing reads",) if relative else ()
     return ImportedModel(
         family="vlmo",
         origin=f"VLMo's {task or 'pretraining'}",
@@ -108,7 +107,9 @@ def convert_vlmo(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
         weights=mapping.weights,
         task=task or None,
         head=head,
-        notes=(*left_out, *_NOTES),
+        # Without relative biases the positions of texts are read.
+        left_out=("text_embeddings.position_embeddings.weight",) if relative else (),
+        notes=_NOTES,
         reads_regions=False,
     )
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vlp_models.common.packages import library_of
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, read_state_dict
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
 from vlp_models.models.convert.timm import convert_cnn
 from vlp_models.models.convert.vlmo import VLMoMapping, grid_side
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
@@ -131,7 +131,7 @@ def convert_vit(state: Mapping[str, Tensor], request: ImportRequest, notes: tupl
     grid = math.isqrt(places)  # places is grid * grid, or one more if [CLS] has a position
     config: dict[str, Any] = {
         "hidden": hidden,
-        "heads": request.heads or request.config.get("heads", hidden // 64),
+        "heads": choose_heads(request.heads or request.config.get("heads", 0), hidden),
         "layers": layers,
         "intermediate": intermediate,
         "patch": patch,

@@ -81,10 +81,10 @@ class GuessColor(TaskModel):
         ]
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
-        right = [
-            float(p["color"] == s["answers"][0]) for p, s in zip(predictions, samples, strict=True) if s["answers"]
-        ]
-        groups, items = [s.image_id for s in samples], [s.sample_id for s in samples]
+        # Samples without answers are predicted and not scored.
+        scored = [(p, s) for p, s in zip(predictions, samples, strict=True) if s["answers"]]
+        right = [float(p["color"] == s["answers"][0]) for p, s in scored]
+        groups, items = [s.image_id for _, s in scored], [s.sample_id for _, s in scored]
         # (N, 2): right or not, and 1 for each item; sums over items give the error.
         parts = np.column_stack([right, np.ones(len(right))])
         evidence = Evidence(groups=groups, items=items, parts_NK=parts, statistic=error_percent)
