@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, build
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne, build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class FeaturesParams:
     content: Literal["roi", "probabilities"]  # of a detected region: RoI head features, or class probabilities
     path: str  # of tsv and npz
     max_regions: PositiveInt
-    min_score: Share  # of a detected region
+    min_score: ShareBelowOne  # of a detected region
     timm: TimmParams = field(default_factory=TimmParams)
     order: Literal["file", "score"] = "file"  # of imported regions, before cutting to max_regions
 

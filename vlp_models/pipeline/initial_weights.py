@@ -28,7 +28,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.data.joins import FILE, read_boxed
 from vlp_models.data.pixels import PixelInput
-from vlp_models.errors import CheckpointError, DataError, ParamsError, shorten_list
+from vlp_models.errors import CheckpointError, DataError, shorten_list
 from vlp_models.models.convert.bert import read_bert
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
 from vlp_models.models.convert.timm import read_timm
@@ -139,15 +139,11 @@ def warm_up(
         where: the model's section of params.yaml.
 
     Raises:
-        ParamsError: the model reads no pixels, or has no image cells.
         DataError: no object in the train split has a box.
         NonFiniteLossError: the training diverged.
     """
     image = model.inputs.image  # type: ignore[union-attr]
-    if not isinstance(image, PixelInput) or not isinstance(model, EncodesCells):
-        raise ParamsError(
-            f"params.yaml: `{where}.vision_warmup`: the family {p.family} reads no pixels; remove `vision_warmup`"
-        )
+    assert isinstance(image, PixelInput) and isinstance(model, EncodesCells)  # as `check_params` requires
     # cells of the image are labeled with the words of the boxes that cover them
     rows = read_boxed(workspace.validated)
     images, words = _warmup_data(rows, workspace)

@@ -98,9 +98,6 @@ def make_recipe(params: RecipeParams, *, supported: Sequence[str], section: str 
         if name not in supported:
             names = ", ".join(sorted(supported))
             raise ParamsError(f"{where}.objectives.{name}`: the model does not support it; it supports: {names}")
-        for key in ("weight", "share"):
-            if not 0 <= getattr(objective, key) < float("inf"):
-                raise ParamsError(f"{where}.objectives.{name}.{key}: {getattr(objective, key)}` must be zero or more")
         if params.mix == "alternate" and objective.share != int(objective.share):
             raise ParamsError(
                 f"{where}.objectives.{name}.share: {objective.share}` must be a whole number of updates for "

@@ -83,20 +83,6 @@ class Plan:
         # A section without some of these settings gets their defaults.
         return cls(**{f.name: getattr(section, f.name) for f in fields(cls) if hasattr(section, f.name)})
 
-    def check(self) -> None:
-        """
-        Raises:
-            ParamsError: an invalid number, or two averages at once.
-        """
-        for name, least in (("accumulate", 1), ("seed", 0), ("max_steps", 0), ("max_epochs", 1)):
-            if getattr(self, name) < least:
-                raise ParamsError(f"params.yaml: `{name}: {getattr(self, name)}` must be at least {least}")
-        if self.snapshots.keep and self.optimizer.ema_decay:
-            raise ParamsError(
-                "params.yaml: `snapshots.keep` and `optimizer.ema_decay` would each replace the result; set one of "
-                "them to 0"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
@@ -144,7 +130,6 @@ def fit(
         ParamsError: an invalid number, or a device or precision this machine lacks.
         ProcessLostError: another process of the run has ended.
     """
-    plan.check()
     if trainer.strategy == "fsdp" and getattr(loss, "decodes", False):
         raise ParamsError(
             f"params.yaml: `trainer.strategy: fsdp` does not support {title}: it writes captions while it trains, of "

@@ -49,9 +49,17 @@ def add_derived_columns(
             row |= text_columns(row["text"])
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
-    if table == "images":
-        # one reason is enough: a repeated id or an equal file is reported by its own rule
+    if table == "questions":
         for row in rows:
+            # a question without answers and type is unlabeled, which is valid
+            row["labeled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
+    if table == "images":
+        for row in rows:
+            # a missing size is reported by its own rules
+            sized = row["width"] is not None and row["height"] is not None
+            row["side"] = min(row["width"], row["height"]) if sized else None
+            row["pixels"] = row["width"] * row["height"] if sized else None
+            # one reason is enough: a repeated id or an equal file is reported by its own rule
             reported = row["also_in"] or row["id_of"] != THIS_ROW
             row["near_in"] = "" if reported else (leaks or {}).get(row["image_id"], "")
     return rows
@@ -60,14 +68,6 @@ def add_derived_columns(
 # The columns of cross_row_facts.py for a row that depends on no other.
 THIS_ROW = "this row"  # value of `id_of`: no earlier row has the id
 NO_CROSS_FACTS = {"images": {"also_in": ""}, "captions": {"same_as": ""}}
-
-
-def _add_image_columns(rows: list[Row], images: dict[str, Row]) -> None:
-    for row in rows:
-        # a missing size is reported by its own rules
-        sized = row["width"] is not None and row["height"] is not None
-        row["side"] = min(row["width"], row["height"]) if sized else None
-        row["pixels"] = row["width"] * row["height"] if sized else None
 
 
 def other_images_columns(row: Row, images: dict[str, Row], quarantined_images: set[str]) -> Row:
@@ -110,12 +110,6 @@ def text_columns(text: str | None) -> Row:
     }
 
 
-def _add_answer_columns(rows: list[Row], images: dict[str, Row]) -> None:
-    for row in rows:
-        # a question without answers and type is unlabeled, which is valid
-        row["labeled_answers"] = len(row["answers"] or ()) if row["answers"] or row["answer_type"] else None
-
-
 def _add_choice_columns(rows: list[Row], images: dict[str, Row]) -> None:
     for row in rows:
         answers, rationales = row["answers"] or [], row["rationales"] or []
@@ -151,8 +145,6 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
 
 # Columns for the rules of one table only (rules.OWN_RULES); each function adds columns to the rows in place.
 OWN_COLUMNS: dict[str, Callable[[list[Row], dict[str, Row]], None]] = {
-    "images": _add_image_columns,
-    "questions": _add_answer_columns,
     "choices": _add_choice_columns,
     "objects": _add_box_columns,
 }

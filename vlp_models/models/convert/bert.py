@@ -231,7 +231,7 @@ def convert_layout(state: Mapping[str, Tensor], bert: Mapping[str, Any], sizes: 
     named = rename_bert(state)
     mapping = BertMapping(named, sizes.hidden, sizes.intermediate)
     types, positions = int(bert.get("type_vocab_size", 2)), int(bert["max_position_embeddings"])
-    mapping.text_embedding("embeddings", sizes, positions=positions or sizes.max_positions, types=types)
+    mapping.text_embedding("embeddings", sizes, positions=positions, types=types)
     mapping.stack(sizes.stack, "encoder.layer", sizes.layers)
     words = mapping.weights["text_embedding.words.weight"]
     if sizes.head and mapping.has("cls.predictions."):

@@ -76,7 +76,7 @@ class StateDictMapping:
         Raises:
             CheckpointError: lists the missing, unexpected and misshapen tensors.
         """
-        unexpected = sorted(n for n in self.state if n not in self.taken and not n.startswith(ignored or ("\0",)))
+        unexpected = sorted(n for n in self.state if n not in self.taken and not n.startswith(ignored))
         parts = (("missing", self._missing), ("unexpected", unexpected), ("of another shape", self._misshapen))
         if any(names for _, names in parts):
             lines = [f"  {len(names)} {word}: {shorten_list(names)}" for word, names in parts if names]

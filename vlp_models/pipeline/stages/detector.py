@@ -76,8 +76,8 @@ def _check(p: DetectorParams, params: Params) -> None:
             "params.yaml: `detector.source: weights` needs `detector.weights`: a .safetensors or .pth file, or "
             "`torchvision` for its COCO weights"
         )
-    for name, value in {"steps": p.steps, "batch_size": p.batch_size, "feature_dim": p.feature_dim, "lr": p.lr}.items():
-        if p.source == "train" and value <= 0:
+    for name, value in {"steps": p.steps, "lr": p.lr}.items():
+        if p.source == "train" and not value:
             raise ParamsError(f"params.yaml: `detector.{name}: {value}` must be above zero")
 
 

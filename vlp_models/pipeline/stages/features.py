@@ -134,11 +134,6 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
 def _check(p: FeaturesParams) -> None:
     if p.source in ("tsv", "npz") and not p.path:
         raise ParamsError(f"params.yaml: `features.source: {p.source}` needs `features.path`")
-    if p.max_regions < 1 or not 0 <= p.min_score < 1:
-        raise ParamsError(
-            "params.yaml: `features.max_regions` must be at least 1, `min_score` from 0 to below 1; "
-            f"found {p.max_regions}, {p.min_score}"
-        )
 
 
 def _device(params: Params) -> str:

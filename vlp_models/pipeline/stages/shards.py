@@ -33,7 +33,7 @@ from vlp_models.data.shards.contents import write_contents, write_hashes
 from vlp_models.data.shards.write import ImageRecord, ShardWriter, join_parts
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, read_batches, read_table
 from vlp_models.data.views import TABLES, VIEW_MODULES, VIEWS
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.engines import cluster_mapper
@@ -62,12 +62,10 @@ def run(
 
     Raises:
         DataError: an image has no entry in data/features, or (with pixels) no readable file.
-        ParamsError: `images_per_shard` below 1, `shards.pixels: false` although a model reads pixels,
+        ParamsError: `shards.pixels: false` although a model reads pixels,
             `validate.min_image_side` below a model's patch size, or `validate.max_image_pixels` above what is decoded.
     """
     p = params.shards
-    if p.images_per_shard < 1:
-        raise ParamsError(f"params.yaml: `shards.images_per_shard: {p.images_per_shard}` must be at least 1")
     mapper = cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
