@@ -139,20 +139,6 @@ class CaptionSearch:
             consensus = f", consensus with {sampled} by similarity to {target}"
         return f"beam {s.beam_size}{penalty}{aside}{consensus}, at most {s.max_caption_len} tokens"
 
-    @property
-    def beam_label(self) -> str:
-        """What `FoundCaptions.beam` is, for a label."""
-        return f"best of a beam of {self.settings.beam_size}"
-
-    @property
-    def caption_label(self) -> str:
-        """What `FoundCaptions.caption` is, for a label."""
-        s = self.settings
-        if not s.consensus_samples:
-            return self.beam_label
-        target = "captions of similar images" if s.consensus_neighbors else "the others"
-        return f"of the beam's and {s.consensus_samples} sampled captions, the one most similar to {target}"
-
     def prepare(self, shards: Path, sources: Mapping[str, int], max_regions: int, saved: Path | None) -> None:
         """Build or load the caption index if the settings need one.
 

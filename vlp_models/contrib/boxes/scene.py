@@ -75,7 +75,7 @@ def rearrange(rng: random.Random, scene: Scene, max_items: int = MAX_ITEMS) -> S
         boxes = [_tower([item.color for item in part]) for part in cut]
     else:
         # One item per box first, so that no box of the new scene is empty; the rest is spread over boxes with room.
-        parts: list[list[Item]] = [[items.pop()] for _ in range(3)] if len(items) >= 3 else [[], [], []]
+        parts: list[list[Item]] = [[items.pop()] for _ in range(3)]
         for item in items:
             rng.choice([part for part in parts if len(part) < max_items]).append(item)
         boxes = [_scatter(rng, part) for part in parts]

@@ -253,9 +253,13 @@ class Page:
         """Return the labels of the caption and of the beam's caption; the second is empty if they are the same."""
         if self.captioner is None:
             return "Caption of similar training photos", ""
-        search = cast("Captioning", self.captioner.predictor.task_model).caption_search
-        beam = f"Caption, {search.beam_label}" if search.settings.consensus_samples else ""
-        return f"Caption, {search.caption_label}", beam
+        settings = cast("Captioning", self.captioner.predictor.task_model).caption_search.settings
+        beam = f"Caption, best of a beam of {settings.beam_size}"
+        if not settings.consensus_samples:
+            return beam, ""
+        target = "captions of similar images" if settings.consensus_neighbors else "the others"
+        sampled = f"{settings.consensus_samples} sampled captions"
+        return f"Caption, of the beam's and {sampled}, the one most similar to {target}", beam
 
     def version_title(self, task: str) -> str:
         """Return the title of the task's version, or why it has none."""

@@ -6,6 +6,7 @@ exact, because the order of samples is a function of seed and epoch (replay.py).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.errors import VLPError, first_line
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
-from vlp_models.pipeline.dvc.lock_file import md5_of, recorded_md5
+from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 from vlp_models.pipeline.lineage import PROVENANCE, load_provenance
 from vlp_models.pipeline.stages.detector import first_step_with
 from vlp_models.pipeline.stages.tokenizer import shaped_by
@@ -181,7 +182,7 @@ class CheckpointExposures:
         p = build(DetectorParams, manifest["params"], where="detector", file="data/detector/manifest.json")
         boxed = self.workspace.validated / "boxed.parquet"
         # None: dvc.lock records no such run, so nothing contradicts the boxes of the workspace.
-        if recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, md5_of(boxed)):
+        if _recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, _md5_of(boxed)):
             return Exposure(name=name, state="unknown", how="trained on other boxes than those here")
         step = first_step_with(p, self.workspace, self._images_here())
         if step is None:
@@ -194,7 +195,7 @@ class CheckpointExposures:
         p = replace(p, sources=self.params.tokenizer.sources)  # the manifest does not store them
         stages = ("tokenizer", "validate")
         # The md5 of the texts that the tokenizer was built from, and of those that `validate` last wrote.
-        then, now = (recorded_md5(self.workspace.root, stage, "data/validated") for stage in stages)
+        then, now = (_recorded_md5(self.workspace.root, stage, "data/validated") for stage in stages)
         if then != now:
             return Exposure(name=TOKENIZER, state="unknown", how="built from other texts than those here")
         if shaped_by(p, self.workspace, self._images_here()):
@@ -205,6 +206,23 @@ class CheckpointExposures:
     def _images_here(self) -> frozenset[str]:
         here = self.data.here()
         return here.images if here else frozenset(copy.image.image_id for copy in self.data.copies)
+
+
+def _recorded_md5(root: Path, stage: str, path: str) -> str | None:
+    """Return the md5 that dvc.lock records for a dependency or output of a stage, or None."""
+    entry = (read_stages(root / LOCK_FILE) or {}).get(stage) or {}
+    for file in (*entry.get("deps", []), *entry.get("outs", [])):
+        if file["path"] == path:
+            return str(file.get("md5", "")) or None
+    return None
+
+
+def _md5_of(file: Path) -> str | None:
+    """Return a file's md5 as DVC computes it, or None if there is no such file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "md5").hexdigest()
 
 
 PULL = "run `dvc fetch` at the commit that made it"

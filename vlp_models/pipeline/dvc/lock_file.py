@@ -9,7 +9,6 @@ reboot or in a new pod such a pid may belong to any program, and DVC then waits 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,31 +49,9 @@ def parse_stages(text: str) -> dict[str, Any] | None:
     return stages if isinstance(stages, dict) and all(isinstance(s, dict) for s in stages.values()) else None
 
 
-def stage_entry(root: Path, stage: str) -> Any:
-    """Return what dvc.lock records of a stage (`finetune@vqa`), or None."""
-    return (read_stages(root / LOCK_FILE) or {}).get(stage)
-
-
-def recorded_md5(root: Path, stage: str, path: str) -> str | None:
-    """Return the md5 that dvc.lock records for a dependency or output of a stage, or None."""
-    entry = stage_entry(root, stage) or {}
-    for file in (*entry.get("deps", []), *entry.get("outs", [])):
-        if file["path"] == path:
-            return str(file.get("md5", "")) or None
-    return None
-
-
 def output_hashes(stages: Mapping[str, Any]) -> dict[str, str]:
     """Return output path -> md5 of all stages; empty for an output without one."""
     return {out["path"]: out.get("md5", "") for stage in stages.values() for out in stage.get("outs", [])}
-
-
-def md5_of(file: Path) -> str | None:
-    """Return a file's md5 as DVC computes it, or None if there is no such file."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "md5").hexdigest()
 
 
 def repair(root: Path) -> list[str]:
