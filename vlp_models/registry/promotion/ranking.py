@@ -18,11 +18,12 @@ from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import ParamsError, VLPError
+from vlp_models.errors import ParamsError
 from vlp_models.params import Params
 from vlp_models.params.operations import GateParams, PromotionParams
 from vlp_models.registry.promotion.gate import MetricSpec
-from vlp_models.tasks.judging import direction_of, judging_of
+from vlp_models.registry.promotion.gate_metric import gate_metric
+from vlp_models.tasks.judging import direction_of
 
 Scores = list[dict[str, Any]]
 
@@ -43,23 +44,6 @@ class RankedRun:
 def competing_runs(params: Params, task: str) -> list[str]:
     """Return the task's runs that may become its champion: all but text-only controls."""
     return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
-
-
-def gate_metric(params: Params, task: str) -> str:
-    """Return the metric that versions of a task are judged by: the gate's, else the tracking's, else the task's own.
-
-    Raises:
-        ParamsError: an unknown task, or a plugin that cannot be imported, and params.yaml names no metric for it.
-    """
-    return params.promotion.gate(task).metric or params.tracking.metric.get(task) or judging_of(task).metric
-
-
-def gate_metric_or_empty(params: Params, task: str) -> str:
-    """Return the gate's metric to show; empty for a task that cannot be read, such as that of a removed plugin."""
-    try:
-        return gate_metric(params, task)
-    except VLPError:
-        return ""
 
 
 def gate_spec(params: Params, task: str) -> MetricSpec:
