@@ -24,15 +24,24 @@ from hypothesis import settings
 from vlp_models.common.log import configure_logging
 
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
-# Tests of the core that try it on the samples of a contrib folder -> that folder
+# Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
-    "fuzz/test_fuzz.py": "plugin_kit",
-    "models/test_images_per_text.py": "plugin_kit",
-    "objectives/test_across_models.py": "plugin_kit",
-    "serving/test_pixel_models.py": "plugin_kit",
+    "contrib/boxes/test_boxes.py": ["research_formats"],
+    "fuzz/test_fuzz.py": ["plugin_kit", "research_formats"],
+    "models/test_images_per_text.py": ["plugin_kit"],
+    "objectives/test_across_models.py": ["plugin_kit"],
+    "pipeline/test_crossing_splits.py": ["research_formats"],
+    "pipeline/test_crossing_visual_genome.py": ["research_formats"],
+    "registry/test_two_images.py": ["research_formats"],
+    "serving/test_pixel_models.py": ["plugin_kit"],
+    "synthetic/test_scene_entailment.py": ["research_formats"],
+    "synthetic/test_scene_pairs.py": ["research_formats"],
+    "synthetic/test_scene_vcr.py": ["research_formats"],
 }
 # A folder of contrib can be deleted: its tests are ignored then.
-collect_ignore = [file for file, folder in BORROWERS.items() if not (CONTRIB / folder).is_dir()]
+collect_ignore = [
+    file for file, folders in BORROWERS.items() if not all((CONTRIB / folder).is_dir() for folder in folders)
+]
 collect_ignore += [
     str(tests) for tests in Path(__file__).parent.glob("contrib/*") if not (CONTRIB / tests.name).is_dir()
 ]

@@ -13,7 +13,7 @@ import pytest
 from vlp_models.common.plugins import use_plugins
 from vlp_models.data.formats import FORMATS, params_class, source_params
 from vlp_models.errors import ParamsError
-from vlp_models.params import DatasetParams, SourceParams, parse_params, read_yaml, to_plain
+from vlp_models.params import DatasetParams, parse_params, read_yaml, to_plain
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.dvc.external import files_outside_root
 
@@ -62,7 +62,6 @@ def test_every_built_in_format_has_a_class_whose_file_keys_exist() -> None:
         cls = params_class(name)
         made = cls(format=name, root=".")
         assert all(hasattr(made, key) for key in cls.file_keys), name
-    assert params_class("sbu") is SourceParams and params_class("nlvr") is params_class("nlvr2")
 
 
 def test_keys_stay_next_to_each_other_in_plain_data() -> None:
@@ -77,19 +76,17 @@ def test_keys_stay_next_to_each_other_in_plain_data() -> None:
     [
         ({"format": "coco", "capton": {}}, "unknown key `data.x.capton` of the format coco; did you mean `captions`?"),
         ({"format": "pairs", "karpathy": "a"}, "unknown key `data.x.karpathy` of the format pairs"),
-        ({"format": "nlvr", "val_fraction": 0.1}, "`data.x.val_fraction`: the format nlvr takes its splits from its"),
-        ({"format": "nlvr2", "val_fraction": 0.1}, "remove the key (name directories of train for val in data.x.valid"),
-        ({"format": "vcr", "group_near_duplicates": True}, "`data.x.group_near_duplicates`: the format vcr takes its"),
+        ({"format": "texts", "group_near_duplicates": True}, "`data.x.group_near_duplicates`: the format texts takes"),
         ({"format": "texts", "val_fraction": 0.1}, "remove the key (name the files of val in data.x.texts)"),
         (
-            {"format": "vcr", "options": {"splits": []}},
-            "unknown key `data.x.options` of the format vcr; known: format, root",
+            {"format": "hf", "options": {"splits": []}},
+            "unknown key `data.x.options` of the format hf; known: format, root",
         ),
-        ({"format": "nlvr", "splits": "dev"}, "`data.x.splits` must be a list"),
+        ({"format": "hf", "splits": "dev"}, "`data.x.splits` must be a list"),
         ({"format": "own", "colums": 1}, "unknown key `data.x.colums` of the format own; did you mean `columns`?"),
         ({"format": "own", "columns": "b"}, "`data.x.columns` must be an integer"),
     ],
-    ids=["typo", "other format", "nlvr", "nlvr2", "vcr", "texts", "options", "type", "plugin typo", "plugin type"],
+    ids=["typo", "other format", "duplicates", "val", "options", "type", "plugin typo", "plugin type"],
 )
 def test_a_wrong_key_is_named_before_anything_runs(
     own: Callable[[str], None], keys: dict[str, Any], message: str

@@ -146,7 +146,7 @@ def test_external_files_are_dependencies() -> None:
 
 def test_files_outside_a_datasets_root_are_dependencies() -> None:
     assert "other_0" not in stages()["prepare"]["foreach"]["scenes"]
-    genome = {"format": "visual_genome", "root": "data/raw/vg", "exclude": ["../coco/dataset_coco.json", "ids.txt"]}
+    genome = {"format": "coco", "root": "data/raw/vg", "captions": {"all": ["../coco/dataset_coco.json", "ids.txt"]}}
     found = stages(data={"vg": genome})["prepare"]
     assert found["foreach"]["vg"]["other_0"] == "data/raw/coco/dataset_coco.json", "ids.txt is below the root"
     assert found["foreach"]["scenes"]["other_0"] == "data/plan/nothing.json"

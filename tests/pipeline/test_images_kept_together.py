@@ -133,6 +133,7 @@ def test_copies_join_groups(tmp_path: Path) -> None:
 
 def flickr8k(root: Path, names: list[str]) -> DatasetParams:
     """List the photos in Flickr8k's format: the first five of test, the others of train."""
+    pytest.importorskip("vlp_models.contrib.research_formats")
     captions = "".join(f"{name},a photo\n" for name in names)
     (root / "raw" / "captions.txt").write_text(f"image,caption\n{captions}")
     (root / "raw" / "test.txt").write_text("\n".join(names[:5]))
@@ -142,6 +143,7 @@ def flickr8k(root: Path, names: list[str]) -> DatasetParams:
 
 
 def visual_genome(root: Path, names: list[str]) -> DatasetParams:
+    pytest.importorskip("vlp_models.contrib.research_formats")
     images = [{"image_id": n, "url": f"https://host/raw/{name}"} for n, name in enumerate(names)]
     (root / "image_data.json").write_text(json.dumps(images))
     regions = [{"id": n, "regions": [{"region_id": n, "phrase": "a photo"}]} for n in range(len(names))]

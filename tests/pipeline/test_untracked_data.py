@@ -53,8 +53,8 @@ def test_every_file_of_a_dataset_outside_of_its_folder_is_checked(tmp_path: Path
     (lists / "b.json").write_text("{}")
     commit(tmp_path, "one of two lists")
     (lists / "a.json").write_text("{}")
-    files = {"exclude": ["../../lists/a.json", "../../lists/b.json"]}
-    genome = DatasetParams(format="visual_genome", root="data/raw/vg", options=files)
+    files = {"captions": {"all": ["../../lists/a.json", "../../lists/b.json"]}}
+    genome = DatasetParams(format="coco", root="data/raw/vg", options=files)
     params = replace(load_params(tmp_path / "params.yaml"), data={"vg": genome})
     (sentence,) = find_untracked(params, Workspace(tmp_path))
     assert sentence.startswith("`data.vg: data/lists/a.json` is in neither git nor DVC")

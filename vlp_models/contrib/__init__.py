@@ -31,6 +31,21 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "plugin_kit": {},
+    "research_formats": {
+        "formats": {
+            "nlvr": "vlp_models.contrib.research_formats.nlvr:read",
+            "nlvr2": "vlp_models.contrib.research_formats.nlvr:read_nlvr2",
+            "vcr": "vlp_models.contrib.research_formats.vcr:read",
+            "snli_ve": "vlp_models.contrib.research_formats.snli_ve:read",
+            "esnli_ve": "vlp_models.contrib.research_formats.snli_ve:read_esnli_ve",
+            "flickr8k": "vlp_models.contrib.research_formats.flickr:read_flickr8k",
+            "flickr30k": "vlp_models.contrib.research_formats.flickr:read_flickr30k",
+            "daquar": "vlp_models.contrib.research_formats.daquar:read",
+            "conceptual_captions": "vlp_models.contrib.research_formats.downloaded:read_conceptual_captions",
+            "sbu": "vlp_models.contrib.research_formats.downloaded:read_sbu",
+            "visual_genome": "vlp_models.contrib.research_formats.visual_genome:read",
+        }
+    },
     "sinks": {
         "sinks": {
             "trackio": "vlp_models.contrib.sinks.package_runs:TrackioRun",

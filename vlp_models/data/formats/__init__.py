@@ -19,30 +19,11 @@ FORMATS = Table(
     "formats",
     {
         "coco": "vlp_models.data.formats.coco:read",
-        "nlvr": "vlp_models.data.formats.nlvr:read",
-        "nlvr2": "vlp_models.data.formats.nlvr:read_nlvr2",
         "pairs": "vlp_models.data.formats.pairs:read",
         "hf": "vlp_models.data.formats.hf:read",
-        "vcr": "vlp_models.data.formats.vcr:read",
         "texts": "vlp_models.data.formats.pairs:read_texts",
-        "snli_ve": "vlp_models.data.formats.snli_ve:read",
-        "esnli_ve": "vlp_models.data.formats.snli_ve:read_esnli_ve",
-        "flickr8k": "vlp_models.data.formats.flickr:read_flickr8k",
-        "flickr30k": "vlp_models.data.formats.flickr:read_flickr30k",
-        "daquar": "vlp_models.data.formats.daquar:read",
-        "conceptual_captions": "vlp_models.data.formats.downloaded:read_conceptual_captions",
-        "sbu": "vlp_models.data.formats.downloaded:read_sbu",
-        "visual_genome": "vlp_models.data.formats.visual_genome:read",
     },
 )
-
-# Formats whose reader divides no split, and where their val comes from.
-UNDIVIDED = {
-    "nlvr": "name directories of train for val in data.{name}.validation_directories",
-    "nlvr2": "name directories of train for val in data.{name}.validation_directories",
-    "vcr": "its val is val.jsonl",
-    "texts": "name the files of val in data.{name}.texts",
-}
 
 
 def read_source(name: str, dataset: DatasetParams, base: Path) -> Tables:
@@ -83,11 +64,12 @@ def source_params(name: str, dataset: DatasetParams) -> SourceParams:
                 f"params.yaml: unknown key `data.{name}.{key}` of the format {dataset.format}{suggestion(key, names)}"
             )
     # a key without effect would be taken for one with effect
+    origin_of_val: str = getattr(import_target(FORMATS[dataset.format]), "origin_of_val", "")
     for key in ("val_fraction", "group_near_duplicates"):
-        if keys[key] and dataset.format in UNDIVIDED:
+        if keys[key] and origin_of_val:
             raise ParamsError(
                 f"params.yaml: `data.{name}.{key}`: the format {dataset.format} takes its splits from its files; "
-                f"remove the key ({UNDIVIDED[dataset.format].format(name=name)})"
+                f"remove the key ({origin_of_val.format(name=name)})"
             )
     return build(cls, keys, where=f"data.{name}")
 

@@ -59,11 +59,18 @@ class Rows(Protocol):
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 
-def fills(*views: str) -> Callable[[Reader], Reader]:
-    """Name the views whose tables a reader fills: stages then depend on the code of these views and of no others."""
+def fills(*views: str, origin_of_val: str = "", way_to_get: str = "") -> Callable[[Reader], Reader]:
+    """Name the views whose tables a reader fills: stages then depend on the code of these views and of no others.
+
+    Args:
+        origin_of_val: for a reader that divides no split: where its val comes from. `{name}` is the dataset's.
+        way_to_get: what to do if the dataset's folder is missing. `{name}` is the dataset's.
+    """
 
     def named(reader: Reader) -> Reader:
         reader.views = views  # type: ignore[attr-defined]
+        reader.origin_of_val = origin_of_val  # type: ignore[attr-defined]
+        reader.way_to_get = way_to_get  # type: ignore[attr-defined]
         return reader
 
     return named

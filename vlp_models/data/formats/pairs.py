@@ -345,7 +345,7 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     )
 
 
-@fills("texts")
+@fills("texts", origin_of_val="name the files of val in data.{name}.texts")
 def read_texts(name: str, params: TextsParams, base: Path) -> Tables:
     """Read one text per line and skip empty lines; `params.limit` keeps the first texts of each split.
 

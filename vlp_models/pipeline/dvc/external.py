@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.hub_datasets import check_pinned, is_on_hub
 from vlp_models.errors import DataError, ParamsError, explain_system_error, is_accessible
@@ -185,6 +186,8 @@ def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, 
 
 def _explain_root(params: Params, name: str, root: Path) -> str:
     """Return what is wrong with a dataset's root and the way out, or ""; the Hub is not queried."""
+    from vlp_models.data.formats import FORMATS
+
     source = params.data[name]
     if is_on_hub(source.root):
         if source.format != "hf":
@@ -205,15 +208,13 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
     if folder.is_symlink() and not folder.exists():
         fault = f"a symbolic link to {folder.readlink()}, which does not exist"
     # the way out depends on where such a dataset comes from
+    reader = import_target(FORMATS[source.format]) if source.format in FORMATS else None
     if Path(source.root) == Path(params.ingest.dataset):
         way_out = f"`vlp ingest` creates it; until then, remove the dataset with `vlp use --set data.{name}=null`"
     elif (tracked := Path(f"{folder}.dvc")).exists():
         way_out = f"fetch it with `dvc pull {os.path.relpath(tracked, root)}`"
-    elif source.format == "nlvr":
-        way_out = (
-            "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder with "
-            f"`vlp use --set data.{name}.root=FOLDER`"
-        )
+    elif way_to_get := getattr(reader, "way_to_get", ""):
+        way_out = way_to_get.format(name=name)
     elif source.format == "hf":
         # `OWNER/NAME` has one slash, as `data/NAME` has.
         is_repo = source.root.count("/") == 1 and not source.root.startswith("data/")

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.contrib.research_formats.lists import ListedParams, photo_folder, read_lists, select_splits
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -44,17 +45,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_csv, read_lines, require_directory
-from vlp_models.data.formats.splits import (
-    ListedParams,
-    SplitsParams,
-    hold_out,
-    photo_folder,
-    photo_id,
-    read_lists,
-    safe_name,
-    select_splits,
-    stem,
-)
+from vlp_models.data.formats.splits import SplitsParams, hold_out, photo_id, safe_name, stem
 from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.data.tables import SPLITS, standard_split

@@ -25,18 +25,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vlp_models.contrib.research_formats.lists import ListedParams, photo_folder, read_lists, text_folders
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_id, get_sentence, image_row, join_id
 from vlp_models.data.formats.files import open_lines, read_csv, require_directory
-from vlp_models.data.formats.splits import (
-    ListedParams,
-    hold_out,
-    photo_folder,
-    photo_id,
-    read_lists,
-    safe_name,
-    stem,
-    text_folders,
-)
+from vlp_models.data.formats.splits import hold_out, photo_id, safe_name, stem
 from vlp_models.data.names import Names
 from vlp_models.errors import DataError
 

@@ -129,7 +129,7 @@ def test_inconsistent_metadata_costs_every_line_of_the_image(
 
 
 def test_many_persons_share_names_and_missing_files_are_named(tmp_path: Path) -> None:
-    from vlp_models.data.formats.vcr import NAMES, name_objects
+    from vlp_models.contrib.research_formats.vcr import NAMES, name_objects
 
     assert len(set(NAMES)) == len(NAMES) == 13
     assert name_objects(["cup", *["person"] * 14]) == ["cup", *NAMES, NAMES[0]]

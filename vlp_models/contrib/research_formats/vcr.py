@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlp_models.contrib.research_formats.lists import select_splits
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -32,7 +33,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_json, read_lines, require_directory
-from vlp_models.data.formats.splits import SplitsParams, safe_name, select_splits
+from vlp_models.data.formats.splits import SplitsParams, safe_name
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
@@ -56,7 +57,7 @@ NAMES = (
 )
 
 
-@fills("choices")
+@fills("choices", origin_of_val="its val is val.jsonl")
 def read(name: str, params: SplitsParams, base: Path) -> Tables:
     """Read VCR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 

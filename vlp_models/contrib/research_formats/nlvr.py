@@ -26,6 +26,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlp_models.contrib.research_formats.lists import select_splits
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -39,7 +40,7 @@ from vlp_models.data.formats.base import (
     join_id,
 )
 from vlp_models.data.formats.files import read_lines, require_directory
-from vlp_models.data.formats.splits import SplitsParams, safe_name, select_splits
+from vlp_models.data.formats.splits import SplitsParams, safe_name
 from vlp_models.data.names import Names
 
 SPLITS = {"train": "train", "val": "val", "dev": "test", "test": "test", "hidden": "test"}
@@ -50,6 +51,7 @@ SHAPES = ("square", "circle", "triangle")
 SIZES = {10: "small", 20: "medium", 30: "big"}
 SLOTS = ("left", "middle", "right")
 BOX = 100  # pixels per side
+ORIGIN_OF_VAL = "name directories of train for val in data.{name}.validation_directories"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,14 @@ class NLVRParams(SplitsParams):
     validation_directories: list[str] = field(default_factory=list)  # train directories used as val
 
 
-@fills("captions", "statements")
+@fills(
+    "captions",
+    "statements",
+    origin_of_val=ORIGIN_OF_VAL,
+    way_to_get=(
+        "clone https://github.com/lil-lab/nlvr and name its `nlvr` folder with `vlp use --set data.{name}.root=FOLDER`"
+    ),
+)
 def read(name: str, params: NLVRParams, base: Path) -> Tables:
     """Read NLVR's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 
@@ -264,7 +273,7 @@ FOLDERS = ("data", "nlvr2/data")  # of annotations: root is the repository's fol
 IDENTIFIER = re.compile(r"(train|dev|test1|test2)-([0-9]+)-([0-9]+)-([0-9]+)")
 
 
-@fills("image_pairs")
+@fills("image_pairs", origin_of_val=ORIGIN_OF_VAL)
 def read_nlvr2(name: str, params: NLVRParams, base: Path) -> Tables:
     """Read NLVR2's splits: `params.splits`, or all that exist; `params.limit` keeps the first lines of each.
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
+from vlp_models.contrib.research_formats.lists import ListedParams, read_lists
 from vlp_models.data.formats.base import RecordError, Tables, fills, get_text, image_row, join_id
 from vlp_models.data.formats.files import read_text, require_directory
-from vlp_models.data.formats.splits import ListedParams, check_splits, hold_out, read_lists
+from vlp_models.data.formats.splits import check_splits, hold_out
 from vlp_models.data.images import FORMATS
 from vlp_models.data.names import Names
 from vlp_models.errors import DataError
