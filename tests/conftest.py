@@ -26,6 +26,7 @@ from vlp_models.common.log import configure_logging
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
+    "cli/test_presets.py": ["research_formats"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "fuzz/test_fuzz.py": ["plugin_kit", "research_formats"],
     "models/test_images_per_text.py": ["plugin_kit"],

@@ -18,6 +18,8 @@ import typer
 
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import list_presets
+from vlp_models.common.plugins import contrib_folders
+from vlp_models.contrib import CONTRIB
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -102,6 +104,8 @@ def test_page_is_short(page: Path) -> None:
 
 @pytest.mark.parametrize(("name", "function"), GENERATED.items())
 def test_generated_pages_are_up_to_date(name: str, function: str) -> None:
+    if contrib_folders() != list(CONTRIB):
+        pytest.skip("a folder of contrib is missing")
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
         import reference
