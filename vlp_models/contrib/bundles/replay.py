@@ -23,14 +23,22 @@ from typing import Any, Literal
 import numpy as np
 
 from vlp_models.common.io import hash_file, scratch_directory
+from vlp_models.common.packages import PREFIX, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.workspace import WITHDRAWN, Workspace
 from vlp_models.contrib.bundles.run_bundle import ITEMS, PARAMS, SCORES, RunBundle, environment
+from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import EXTRA, ItemScores
 from vlp_models.params import Params, parse_params
-from vlp_models.pipeline.dvc.external import check_files, check_roots, local_inputs
+from vlp_models.pipeline.dvc.external import (
+    check_files,
+    check_roots,
+    files_outside_root,
+    find_generator,
+    named_sources,
+)
 from vlp_models.pipeline.stages.plan import check_params
 from vlp_models.tasks.judging import main_metric, own_statistic
 from vlp_models.tasks.scoring import read_item_scores
@@ -199,6 +207,21 @@ def _folder_of_copies(workspace: Workspace) -> Path:
     return folder / "replay"
 
 
+def _local_inputs(params: Params) -> list[str]:
+    """Return the folders and files that params.yaml names and no stage writes, relative to the project root.
+
+    Absolute paths, packages, downloads and the raw data that a generator writes are left out.
+    """
+    datasets = [source for name, source in params.data.items() if not find_generator(params, name)]
+    # roots, files outside them, weights and vocabularies, imported features
+    named = [source.root for source in datasets if source.root and not is_on_hub(source.root)]
+    named += [path for source in datasets for path in files_outside_root(source)]
+    sources = [source for source, _ in named_sources(params, regions=True)]
+    named += [source for source in sources if weights_dependency(source) and not source.startswith(PREFIX)]
+    named += [path for path in (params.features.path, params.features.timm.classes) if path]
+    return sorted({os.path.normpath(path) for path in named if not Path(path).is_absolute()})
+
+
 def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
     """Copy plugins; link the list of withdrawn images, and the data and files that params.yaml names, if they exist.
 
@@ -207,7 +230,7 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
     if (plugins := workspace.root / PLUGINS).is_dir():  # not a link: Python would have its modules by two paths
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(plugins, project / PLUGINS, ignore=ignored, ignore_dangling_symlinks=True)
-    for name in sorted({WITHDRAWN, *local_inputs(params)}):  # a folder before what is in it
+    for name in sorted({WITHDRAWN, *_local_inputs(params)}):  # a folder before what is in it
         source, target = workspace.root / name, project / name
         if Path(name).parts[:1] == ("..",):
             raise DataError(f"{name}: outside of the project, so a copy of the project cannot have it")

@@ -66,21 +66,6 @@ def files_outside_root(source: DatasetParams) -> list[str]:
     return sorted(path for path in paths if not Path(path).is_relative_to(os.path.normpath(source.root)))
 
 
-def local_inputs(params: Params) -> list[str]:
-    """Return the folders and files that params.yaml names and no stage writes, relative to the project root.
-
-    Absolute paths, packages, downloads and the raw data that a generator writes are left out.
-    """
-    datasets = [source for name, source in params.data.items() if not find_generator(params, name)]
-    # roots, files outside them, weights and vocabularies, imported features
-    named = [source.root for source in datasets if source.root and not is_on_hub(source.root)]
-    named += [path for source in datasets for path in files_outside_root(source)]
-    sources = [source for source, _ in named_sources(params, regions=True)]
-    named += [source for source in sources if weights_dependency(source) and not source.startswith(PREFIX)]
-    named += [path for path in (params.features.path, params.features.timm.classes) if path]
-    return sorted({os.path.normpath(path) for path in named if not Path(path).is_absolute()})
-
-
 def _flatten(value: Any) -> Iterator[str]:
     """Yield the files in a value of params.yaml: one, a list, or lists by split."""
     if isinstance(value, str):
