@@ -183,7 +183,7 @@ def test_images_inside_files_are_extracted_and_removed_again(
             '"1"',
             "captions: caption_id 1 occurs twice",
         ),
-        ("with tables.record", "1 / 0\n        with tables.record", "mine.py:15: ZeroDivisionError: division by zero"),
+        ("with tables.record", "1 / 0\n        with tables.record", "mine.py:16: ZeroDivisionError: division by zero"),
         ("return tables", "return Tables()", "reads: no table has a row; name the files with --set"),
     ],
     ids=["image", "column", "type", "id", "crash", "empty"],
