@@ -87,6 +87,7 @@ def test_yaml_means_the_same_in_both_versions(path: Path) -> None:
         ("detector.batch_size", 0),
         ("detector.feature_dim", 0),
         ("generate.scenes.seed", -1),
+        ("generate.scenes.train", -1),
         ("generate.scenes.val", -1),
         ("generate.scenes.questions_per_image", -1),
         ("generate.scenes.misspelled", 1.5),
