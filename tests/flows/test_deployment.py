@@ -62,9 +62,9 @@ def test_failing_stage_fails_the_run_with_its_last_lines(site: Site) -> None:
     break_stage(site.project, "pretrain", "sys.exit('disk on fire')")
     run = site.server.start_run("retrain/weekly")
     message = site.server.wait_for(run, "FAILED")["message"]
-    assert "dvc repro pretrain@tden exited with code 255" in message and "\ndisk on fire\n" in message
-    assert "\ndisk on fire\n" in site.next_message("Failed")
     (site.project / "dvc.yaml").write_text(text)
+    assert "dvc repro pretrain@tden training_stats exited with code 255" in message and "\ndisk on fire\n" in message
+    assert "\ndisk on fire\n" in site.next_message("Failed")
     states = site.server.task_states(run)
     assert states["pretrain tden"] == "Failed" and "evaluate" not in states
     assert "validate" in site.server.artifacts(run)["parts"], "artifacts are published even so"
