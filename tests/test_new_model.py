@@ -36,7 +36,7 @@ def read(path: Path) -> Any:
 def test_the_model_folder_is_short(clone: Path) -> None:
     files = sorted((clone / "plugins" / "toy").glob("*.py"))
     assert [file.name for file in files] == ["__init__.py", "config.py", "info_nce.py", "model.py"]
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 275
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 290
 
 
 def test_both_models_are_evaluated_on_the_same_test_set(clone: Path) -> None:
