@@ -36,7 +36,8 @@ def read(path: Path) -> Any:
 def test_the_model_folder_is_short(clone: Path) -> None:
     files = sorted((clone / "plugins" / "toy").glob("*.py"))
     assert [file.name for file in files] == ["__init__.py", "config.py", "info_nce.py", "model.py"]
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 290
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert sum(not line.lstrip().startswith("#") for line in lines) <= 275, "besides its comments"
 
 
 def test_both_models_are_evaluated_on_the_same_test_set(clone: Path) -> None:
