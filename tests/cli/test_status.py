@@ -68,11 +68,8 @@ def test_damage_becomes_notes(project: Path) -> None:
     (project / "promotions" / "ledger.jsonl").write_text("{}\n")
     (project / "reports").mkdir()
     (project / "reports" / "registered.json").write_text("{")
-    (project / ".work" / "stack").mkdir(parents=True)
-    (project / ".work" / "stack" / "record.json").write_text("[]")
     result = status(project)
     notes = "\n".join(result.notes)
-    assert "record.json: damaged" in notes
     assert "rwlock cannot be read" in notes and "ledger.jsonl, line 1" in notes
     assert {row["task"] for row in result.tasks} == {"captioning", "vqa"}
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import sqlite3
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from cloned_project import new_clone, run
 from flow_project import break_stage
-from prefect_server import free_port
 from unattended_site import TRAINER, open_site, wait_until
-
-from vlp_models.cli.stack import Stack
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
 # Runs until the file `enough` appears, and records its starts.
@@ -104,31 +97,3 @@ def test_flow_continues_without_its_worker_and_the_next_worker_starts_no_second_
         assert site.next_message("Completed")
         assert not psutil.wait_procs(flow, timeout=30)[1]
         site.server.wait_for(site.server.start_run("retrain/weekly"), "COMPLETED", 150)
-
-
-@pytest.mark.timeout(3000)
-def test_real_retraining_registers_its_models_without_its_worker(tmp_path: Path) -> None:
-    project = new_clone(tmp_path / "project")
-    run(project, "vlp", "use", "tiny", "--set", "trainer.checkpoint_every_steps=1")
-    try:
-        run(project, "vlp", "up", "--port", str(free_port()))
-        stack = Stack(project)
-        deployment = stack.call("/deployments/name/retrain/weekly")["id"]
-        flow_run = stack.call(f"/deployments/{deployment}/create_flow_run", {})["id"]
-        wait_until(lambda: any(project.glob(".work/pretrain-tden/*/step-*.ckpt")), 1200)
-        os.kill(stack.record["worker"]["pid"], signal.SIGKILL)
-        run(project, "vlp", "up")  # starts another worker
-
-        def state() -> str:
-            return str(stack.call(f"/flow_runs/{flow_run}")["state"]["type"])
-
-        wait_until(lambda: state() != "RUNNING", 1500)
-        assert state() == "COMPLETED"
-        assert stack.call("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}) == []
-        assert all(json.loads((project / "reports" / "registered.json").read_text()).values())
-        with contextlib.closing(sqlite3.connect(project / "mlflow.db")) as database:
-            trainings = database.execute("select status from runs where name = 'pretrain@tden'").fetchall()
-        assert trainings == [("FINISHED",)]
-    finally:
-        run(project, "vlp", "down", check=False)
-    assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(project)] == []

@@ -24,7 +24,6 @@ from vlp_models.cli import (
     predict,
     project,
     registry,
-    stack,
     status,
 )
 from vlp_models.common.device import container_cpus, cpu_count
@@ -57,10 +56,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "status": status.print_status,
         "stage": pipeline.stage,
     },
-    "Run unattended": {
-        "up": stack.up,
-        "down": stack.down,
-    },
     "New data": {
         "ingest": data.ingest,
         "drift": data.drift,
@@ -91,8 +86,6 @@ WORK = {
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
     "status": "comparing the workspace with dvc.lock",
-    "up": "starting Prefect",
-    "down": "waiting for the worker, whose trainings save their state",
     "drift": "comparing new pairs with the training data",
     "caption": "loading the model",
     "answer": "loading the model",

@@ -1,4 +1,4 @@
-"""`vlp status`: stale and running stages, Prefect, champions. Whatever cannot be determined becomes a note."""
+"""`vlp status`: stale and running stages, champions, what contrib adds. What cannot be determined becomes a note."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlp_models.cli.stack import describe as describe_stack
 from vlp_models.common.lock import find_holder
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
 MAX_STALE = 12  # stages that are listed
 COLUMNS = ("task", "metric", "champion", "challenger", "candidates")
+# label of the lines that a folder of contrib adds -> the function that returns them for a project's folder
+LINES = Table("status", {})
 
 
 @dataclass(kw_only=True)
 class Status:
-    """stale: stage -> what changed. running, prefect: lines. tasks: one row each. notes: what is unknown, and why."""
+    """stale: stage -> what changed. running: lines. added: label -> lines. tasks: one row each. notes: problems."""
 
     stale: dict[str, list[str]] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
-    prefect: list[str] = field(default_factory=list)
+    added: dict[str, list[str]] = field(default_factory=dict)
     tasks: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -60,8 +62,9 @@ def print_status(
         print_line(console, "stale", "nothing", style="green")
     for line in result.running or ["nothing"]:
         print_line(console, "running", line, style="cyan")
-    for line in result.prefect:
-        print_line(console, "prefect", line, style="cyan")
+    for label, lines in result.added.items():
+        for line in lines:
+            print_line(console, label, line, style="cyan")
     if result.tasks:
         columns = {name: [row[name] for row in result.tasks] for name in COLUMNS}
         print_table(console, columns, folded=COLUMNS)
@@ -77,10 +80,11 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
     result = Status()
     _collect_running(root, result)
-    try:
-        result.prefect = describe_stack(root)
-    except VLPError as error:
-        result.notes.append(plain_text(str(error)))
+    for label, target in LINES.items():
+        try:
+            result.added[label] = import_target(target)(root)
+        except VLPError as error:
+            result.notes.append(plain_text(str(error)))
     _collect_stale(root, result)
     try:
         from vlp_models.params import load_params

@@ -52,5 +52,6 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "wandb": "vlp_models.contrib.sinks.package_runs:WandbRun",
         }
     },
+    "stack": {"status": {"prefect": "vlp_models.contrib.stack.commands:describe"}},
     "verify": {},
 }

@@ -418,3 +418,7 @@ def _since_boot(process: psutil.Process) -> float:
 
 def _say(subject: str, text: str) -> None:
     typer.echo(f"{subject:12} {text}")
+
+
+COMMANDS = {"Run unattended": {"up": up, "down": down}}
+WORK = {"up": "starting Prefect", "down": "waiting for the worker, whose trainings save their state"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -16,11 +18,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cloned_project import new_clone
+from cloned_project import run as run_checked
 from flow_project import break_stage, make_project
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
-from vlp_models.cli.stack import NEEDED, describe, down, up
+from vlp_models.contrib.stack.commands import NEEDED, Stack, describe, down, up
 from vlp_models.errors import DataError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -171,3 +175,32 @@ def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path, w
         assert "server       is not running" in vlp(project, "down").stdout
         assert other.poll() is None
         other.communicate(b"\n")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_real_retraining_registers_its_models_without_its_worker(tmp_path: Path) -> None:
+    project = new_clone(tmp_path / "project")
+    run_checked(project, "vlp", "use", "tiny", "--set", "trainer.checkpoint_every_steps=1")
+    try:
+        run_checked(project, "vlp", "up", "--port", str(free_port()))
+        stack = Stack(project)
+        deployment = stack.call("/deployments/name/retrain/weekly")["id"]
+        flow_run = stack.call(f"/deployments/{deployment}/create_flow_run", {})["id"]
+        wait_until(lambda: any(project.glob(".work/pretrain-tden/*/step-*.ckpt")), 1200)
+        os.kill(stack.record["worker"]["pid"], signal.SIGKILL)
+        run_checked(project, "vlp", "up")  # starts another worker
+
+        def state() -> str:
+            return str(stack.call(f"/flow_runs/{flow_run}")["state"]["type"])
+
+        wait_until(lambda: state() != "RUNNING", 1500)
+        assert state() == "COMPLETED"
+        assert stack.call("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}) == []
+        assert all(json.loads((project / "reports" / "registered.json").read_text()).values())
+        with contextlib.closing(sqlite3.connect(project / "mlflow.db")) as database:
+            trainings = database.execute("select status from runs where name = 'pretrain@tden'").fetchall()
+        assert trainings == [("FINISHED",)]
+    finally:
+        run_checked(project, "vlp", "down", check=False)
+    assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(project)] == []
