@@ -34,6 +34,7 @@ from mistakes import (
 )
 from mistakes_table import TABLE, Mistake
 
+from vlp_models.cli.main import app
 from vlp_models.common import progress
 from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.workspace import Workspace
@@ -62,7 +63,11 @@ def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path / "B\xfcro \u65e5\u672c"
 
 
-@pytest.mark.parametrize("mistake", TABLE, ids=[f"{m.command}: {m.what}" for m in TABLE])
+NAMES = {command.name for command in app.registered_commands}  # a folder of contrib may be absent
+ROWS = [mistake for mistake in TABLE if mistake.command.split()[0] in NAMES]
+
+
+@pytest.mark.parametrize("mistake", ROWS, ids=lambda mistake: f"{mistake.command}: {mistake.what}")
 def test_a_mistake_is_answered_with_one_sentence(project: Path, mistake: Mistake) -> None:
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # as a command's own process does before it imports MLflow
     mistake.arrange(project)
@@ -92,7 +97,7 @@ READ_ONLY = {
 }
 
 
-@pytest.mark.parametrize("command", READ_ONLY)
+@pytest.mark.parametrize("command", [command for command in READ_ONLY if command.split()[0] in NAMES])
 def test_a_read_only_installation_is_named(read_only_answers: dict[str, str], command: str) -> None:
     check_answer(read_only_answers[command], READ_ONLY[command])
 

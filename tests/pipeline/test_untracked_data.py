@@ -33,7 +33,6 @@ def test_own_pairs_are_missing_elsewhere_until_the_named_command_is_run(tmp_path
     (folder / "pairs.csv").write_text("image,caption\n" + "".join(f"{n}.png,a photo\n" for n in range(6)))
     assert SENTENCE in run_in_process(project, "vlp", "use", "--set", PAIRS).stderr
     assert SENTENCE in run_in_process(project, "vlp", "plan").stderr.splitlines()
-    assert " ".join(SENTENCE.split()) in " ".join(run(project, "vlp", "doctor", check=False).stdout.split())
     commit(project, "without the photos")
     alone = run(project, "dvc", "exp", "run", "--temp", "prepare@pairs", check=False)
     assert alone.returncode and "data/raw/pairs" in alone.stderr
@@ -41,7 +40,6 @@ def test_own_pairs_are_missing_elsewhere_until_the_named_command_is_run(tmp_path
     run(project, "bash", "-c", ADD)
     assert run(project, "git", "diff", "--cached", "--name-only").stdout.split() == ["data/raw/pairs.dvc"]
     assert "neither git" not in run_in_process(project, "vlp", "plan").stderr
-    assert "in neither git" not in run(project, "vlp", "doctor", check=False).stdout
     commit(project, "with the photos")
     run(project, "dvc", "exp", "run", "--temp", "prepare@pairs")
 

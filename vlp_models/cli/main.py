@@ -18,7 +18,6 @@ import typer
 
 from vlp_models.cli import (
     data,
-    doctor,
     export,
     pipeline,
     predict,
@@ -74,9 +73,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "lineage": registry.lineage,
         "evaluate-alias": registry.evaluate_alias,
     },
-    "Checks": {
-        "doctor": doctor.print_findings,
-    },
 }
 
 # What commands that may be silent for seconds say on a terminal. The others report their own progress.
@@ -97,7 +93,6 @@ WORK = {
     "history": "checking the ledger",
     "lineage": "reading the registry",
     "evaluate-alias": "loading the model",
-    "doctor": "checking this machine",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -14,13 +16,20 @@ import typer
 
 from vlp_models.common.portable import choose_instructions
 from vlp_models.common.supervise import command_environment, supervise_commands
-from vlp_models.errors import ParamsError, TrackingError, VLPError, shorten_list
+from vlp_models.errors import DataError, ParamsError, TrackingError, VLPError, explain_access, shorten_list
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import Params
     from vlp_models.pipeline.stages.plan import PlanFacts
 
+# What a run writes to, if it exists.
+WRITTEN = (
+    *("params.yaml", "dvc.yaml", "dvc.lock", "mlflow.db", "mlartifacts"),
+    *("data", "checkpoints", "reports", "promotions"),
+    *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
+    *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
+)
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
 
@@ -339,10 +348,10 @@ def run_pipeline(targets: list[str]) -> int:
         DataError: another command is using this workspace, the machine lacks something that DVC needs, or data that
             params.yaml names is missing.
     """
-    from vlp_models.cli.doctor import check_machine
     from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
     from vlp_models.common.packages import require_module
     from vlp_models.common.progress import clock
+    from vlp_models.common.user import require_home
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.data_sizes import explain_sizes
@@ -354,7 +363,10 @@ def run_pipeline(targets: list[str]) -> int:
     require_module("dvc", "`vlp run`")
     params, workspace = load_params(), Workspace()
     summary = workspace.reports / "summary.json"
-    check_machine(workspace.root)
+    require_home()
+    # Before DVC starts, whose own messages name neither the path nor the way out.
+    if problem := explain_permissions(workspace.root) or explain_git(workspace.root):
+        raise DataError(problem)
     if datasets := _datasets_of(targets, params):
         # Before anything runs, and only for the datasets that the targets read.
         check_roots(params, workspace.root, datasets)
@@ -404,6 +416,27 @@ def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
             file=sys.stderr,
         )
     return code
+
+
+def explain_permissions(root: Path) -> str:
+    """Return which of the paths that a run writes to belongs to another user, and the way out; empty if none does."""
+    paths = [root, *(root / name for name in WRITTEN)]
+    return next(filter(None, map(explain_access, paths)), "")
+
+
+def explain_git(root: Path) -> str:
+    """Return what DVC lacks in a folder, and the way out: git, its own folder, or a repository; empty if nothing."""
+    if shutil.which("git") is None:
+        return "git: not found; install it, DVC needs it"
+    if not (root / ".dvc").is_dir():
+        return f"{root}: no .dvc folder; run in the project root, or run `dvc init`"
+    # Also recognizes a repository whose root is above the project.
+    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    if "dubious ownership" in done.stderr:
+        return f"{root}: another user's repository: run `git config --global --add safe.directory {root}`"
+    return f"{root}: not a git repository: run `git init`; DVC and the ledger need it"
 
 
 def _datasets_of(targets: list[str], params: Params) -> list[str]:

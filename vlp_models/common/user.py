@@ -9,7 +9,7 @@ import getpass
 import os
 from pathlib import Path
 
-from vlp_models.errors import DataError, explain_access
+from vlp_models.errors import DataError
 
 HOME_HINT = "set HOME to a writable folder, such as HOME=/tmp or a volume"
 
@@ -35,15 +35,3 @@ def require_home() -> None:
         Path.home()
     except RuntimeError:
         raise DataError(f"{current_user()}: no home folder, which DVC and MLflow need; {HOME_HINT}") from None
-
-
-def explain_home() -> str:
-    """Return what is wrong with the home folder, and the way out; empty if it exists and is writable."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return f"{current_user()}: no home folder; {HOME_HINT}"
-    if not home.is_dir():
-        return f"{home}: the home folder does not exist; create it, or {HOME_HINT}"
-    denied = explain_access(home)
-    return f"{denied}, or {HOME_HINT}" if denied else ""

@@ -12,6 +12,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "compare": {},
     "croissant": {},
     "demo_page": {},
+    "doctor": {},
     "forgetting": {},
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},

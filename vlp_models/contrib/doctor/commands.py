@@ -14,9 +14,10 @@ from typing import Literal
 
 import typer
 
+from vlp_models.cli.pipeline import explain_git, explain_permissions
 from vlp_models.common.lock import check_locks
 from vlp_models.common.source_hash import ROOT, other_package
-from vlp_models.common.user import explain_home, require_home
+from vlp_models.common.user import HOME_HINT, current_user
 from vlp_models.errors import DataError, explain_access, explain_system_error, plain_text
 
 # Releases that must not run, and why.
@@ -30,13 +31,6 @@ BREAKS_FROM = {
     "sqlalchemy": ("2.1", "Prefect 3.8's scheduler silently stops creating runs"),
 }
 NEEDED_GB = 10
-# What a run writes to, if it exists.
-WRITTEN = (
-    *("params.yaml", "dvc.yaml", "dvc.lock", "mlflow.db", "mlartifacts"),
-    *("data", "checkpoints", "reports", "promotions"),
-    *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
-    *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
-)
 PORTS = {5000: "mlflow server", 4200: "prefect server"}
 
 
@@ -71,9 +65,9 @@ def examine(root: Path) -> Iterator[Finding]:
     yield from _packages()
     yield from _params(root)
     yield _java()
-    yield _git(root)
+    yield _check("git", explain_git(root), "a DVC project")
     yield _account()
-    yield _permissions(root)
+    yield _check("permissions", explain_permissions(root), f"{root} is writable")
     yield _locks(root)
     yield _disk(root)
     yield _accelerator()
@@ -81,12 +75,9 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _gradio()
 
 
-def check_machine(root: Path) -> None:
-    """Check what DVC needs before it starts: git, a home folder, and files that this user may write."""
-    require_home()
-    for finding in (_permissions(root), _git(root)):
-        if finding.level == "problem":
-            raise DataError(finding.text)
+def _check(subject: str, problem: str, text: str) -> Finding:
+    """Return the problem, or `text` without one."""
+    return Finding("problem", subject, problem) if problem else Finding("ok", subject, text)
 
 
 def _code(root: Path) -> Finding:
@@ -131,22 +122,6 @@ def _java() -> Finding:
     return Finding("ok", "java", first)
 
 
-def _git(root: Path) -> Finding:
-    if shutil.which("git") is None:
-        return Finding("problem", "git", "git: not found; install it, DVC needs it")
-    if not (root / ".dvc").is_dir():
-        return Finding("problem", "dvc", f"{root}: no .dvc folder; run in the project root, or run `dvc init`")
-    # Also recognizes a repository whose root is above the project.
-    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
-    if done.returncode:
-        if "dubious ownership" in done.stderr:
-            way_out = f"another user's repository: run `git config --global --add safe.directory {root}`"
-        else:
-            way_out = "not a git repository: run `git init`; DVC and the ledger need it"
-        return Finding("problem", "git", f"{root}: {way_out}")
-    return Finding("ok", "git and dvc", "a DVC project")
-
-
 def _params(root: Path) -> Iterator[Finding]:
     """Yield what params.yaml names and this machine does not have: folders of raw data, and packages."""
     from vlp_models.common.packages import check_installed
@@ -181,17 +156,12 @@ def _params(root: Path) -> Iterator[Finding]:
 
 def _account() -> Finding:
     """DVC, MLflow and Prefect keep settings in the user's home folder."""
-    if problem := explain_home():
-        return Finding("problem", "account", problem)
-    return Finding("ok", "account", f"home folder {Path.home()}")
-
-
-def _permissions(root: Path) -> Finding:
-    """Check the files and folders that a run writes to; another user may have created some of them."""
-    for path in [root, *(root / name for name in WRITTEN)]:
-        if problem := explain_access(path):
-            return Finding("problem", "permissions", problem)
-    return Finding("ok", "permissions", f"{root} is writable")
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return Finding("problem", "account", f"{current_user()}: no home folder; {HOME_HINT}")
+    problem = explain_access(home) if home.is_dir() else f"{home}: the home folder does not exist; create it"
+    return _check("account", problem and f"{problem}, or {HOME_HINT}", f"home folder {home}")
 
 
 def _locks(root: Path) -> Finding:
@@ -252,3 +222,7 @@ def _version(name: str) -> str | None:
 def _version_tuple(text: str) -> tuple[int, ...]:
     # `2.11.0+cpu` -> (2, 11, 0); a part such as `0rc1` is left out.
     return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
+
+
+COMMANDS = {"Checks": {"doctor": print_findings}}
+WORK = {"doctor": "checking this machine"}

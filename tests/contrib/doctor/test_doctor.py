@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import socket
 import subprocess
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from vlp_models.cli import doctor
+from vlp_models.contrib.doctor import commands as doctor
 from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_free_ports_and_gradio_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,10 @@ def test_missing_data_and_packages_that_params_name_are_reported_with_their_keys
     texts = [f.text for f in doctor.examine(folder) if f.subject == "params.yaml" and f.level == "problem"]
     assert any("`data.photos.root: data/raw/photos`: no such folder" in text for text in texts)
     assert any("no-such-bert`: not installed; install it with" in text for text in texts)
+    (folder / "data" / "raw" / "photos").mkdir(parents=True)
+    (folder / "data" / "raw" / "photos" / "pairs.csv").write_text("image,caption\n")
+    untracked = "`data.photos.root: data/raw/photos` is in neither git nor DVC"
+    assert any(f.level == "note" and untracked in f.text for f in doctor.examine(folder))
     (folder / "params.yaml").write_text("data: [\n")
     assert any(f.subject == "params.yaml" and "not valid YAML" in f.text for f in doctor.examine(folder))
 
@@ -132,3 +138,12 @@ def test_folder_outside_git_and_an_account_without_a_home_are_problems(
     problems = {f.subject: f.text for f in doctor.examine(tmp_path) if f.level == "problem"}
     assert "run `git init`" in problems["git"]
     assert "set HOME" in problems["account"]
+
+
+def test_a_file_system_without_locks_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    finding = doctor._locks(tmp_path)
+    assert finding.level == "problem" and finding.text.startswith(f"{tmp_path}: the file system has no file locks")

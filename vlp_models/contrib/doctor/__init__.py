@@ -1,0 +1,1 @@
+"""`vlp doctor`: whether this machine and its packages are as the pipeline needs them."""
