@@ -26,18 +26,22 @@ from vlp_models.common.log import configure_logging
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
-    "cli/test_presets.py": ["research_formats"],
+    "cli/test_presets.py": ["augment", "research_formats"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "fuzz/test_fuzz.py": ["plugin_kit", "research_formats"],
+    "flows/test_deployment.py": ["drift"],
+    "flows/test_unattended.py": ["drift"],
     "models/test_images_per_text.py": ["plugin_kit"],
     "objectives/test_across_models.py": ["plugin_kit"],
     "pipeline/test_crossing_splits.py": ["research_formats"],
     "pipeline/test_crossing_visual_genome.py": ["research_formats"],
+    "pipeline/test_memory_of_many.py": ["drift"],
     "registry/test_two_images.py": ["research_formats"],
     "serving/test_pixel_models.py": ["plugin_kit"],
     "synthetic/test_scene_entailment.py": ["research_formats"],
     "synthetic/test_scene_pairs.py": ["research_formats"],
     "synthetic/test_scene_vcr.py": ["research_formats"],
+    "test_new_model.py": ["drift"],
 }
 # A folder of contrib can be deleted: its tests are ignored then.
 collect_ignore = [

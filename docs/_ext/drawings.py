@@ -230,7 +230,7 @@ _PURPOSE = {
     "flows": "when, where and how often: Prefect. Never imports torch",
     "project": "the Python API of a project",
     "cli": "the commands",
-    "ingest": "new data: batches, drift",
+    "ingest": "new data: batches",
     "pipeline": "DVC stages; dvc.yaml from params.yaml",
     "evaluation": "predictions to scores, the report",
     "registry": "MLflow runs and versions; the gate and the ledger",

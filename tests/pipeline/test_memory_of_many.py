@@ -15,13 +15,14 @@ from peak_memory import peak_mb
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.drift import training_stats
 from vlp_models.curation.validation import cross_row_facts
 from vlp_models.data import mapped, tables
 from vlp_models.data.formats import base, pairs
 from vlp_models.data.joins import Database
 from vlp_models.data.shards import index
 from vlp_models.params import load_params
-from vlp_models.pipeline.stages import prepare, shards, tokenizer, training_stats, validate
+from vlp_models.pipeline.stages import prepare, shards, tokenizer, validate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale

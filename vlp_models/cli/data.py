@@ -1,4 +1,4 @@
-"""Commands on new data: ingest, drift."""
+"""The command on new data: ingest."""
 
 from __future__ import annotations
 
@@ -24,16 +24,3 @@ def ingest(
 
     with announced("reading the inbox"):
         run(load_params(), Workspace(), check)
-
-
-def drift() -> None:
-    """Compare new pairs with the training data of `drift.run` (default: the first pretraining).
-
-    Exit code 4: they differ, and `drift.gate` is true.
-    """
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.ingest.drift import run
-    from vlp_models.params import load_params
-
-    report = run(load_params(), Workspace())
-    raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)

@@ -57,7 +57,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "New data": {
         "ingest": data.ingest,
-        "drift": data.drift,
     },
     "Use a model": {
         "caption": predict.caption,
@@ -82,7 +81,6 @@ WORK = {
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
     "status": "comparing the workspace with dvc.lock",
-    "drift": "comparing new pairs with the training data",
     "caption": "loading the model",
     "answer": "loading the model",
     "judge": "loading the model",

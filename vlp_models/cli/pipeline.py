@@ -203,9 +203,8 @@ def run_stage(name: str, key: str, params_file: str) -> None:
         ParamsError: no such stage, or its params were edited while it ran, so that DVC would record the new ones.
         DataError: the dataset that `prepare` read was changed while it ran.
     """
-    import importlib
-
     from vlp_models.common.packages import check_own_record
+    from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
 
@@ -217,6 +216,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
     # Before the import of NumPy below.
     choose_instructions(params.trainer.reproducible)
     from vlp_models.pipeline.dvc.consistency import unchanged_inputs
+    from vlp_models.pipeline.dvc.graph import STAGES
     from vlp_models.pipeline.guard import LAUNCHED, guarded, run_by_dvc
 
     _check_stage(name)
@@ -233,7 +233,7 @@ def run_stage(name: str, key: str, params_file: str) -> None:
             if code := launch_training(params, workspace, name, key, params_file):
                 raise SystemExit(code)
         else:
-            importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)
+            import_target(STAGES[name])(params, workspace, key)
 
 
 def _check_stage(name: str) -> None:

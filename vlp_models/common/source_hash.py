@@ -35,6 +35,8 @@ TABLES = (
     "GENERATORS",
     "READERS",
     "IMAGE_READERS",
+    "STAGES",
+    "BUILDERS",
 )
 
 

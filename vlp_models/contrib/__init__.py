@@ -6,6 +6,10 @@ Its tests are in tests/contrib/NAME. With a folder deleted, everything else work
 
 # folder -> what it adds to the tables of plugins: kind -> name -> `module:object`
 CONTRIB: dict[str, dict[str, dict[str, str]]] = {
+    "augment": {
+        "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
+        "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},
+    },
     "authors_checkpoints": {},
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
@@ -13,6 +17,11 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "croissant": {},
     "demo_page": {},
     "doctor": {},
+    "drift": {
+        "stages": {"training_stats": "vlp_models.contrib.drift.training_stats:run"},
+        "stage_builders": {"training_stats": "vlp_models.contrib.drift.plan:training_stats"},
+        "new_data_parts": {"drift": "vlp_models.contrib.drift.plan:drift_part"},
+    },
     "forgetting": {},
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},

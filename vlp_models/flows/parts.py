@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json_or_none
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import Params, to_plain
+from vlp_models.pipeline.dvc.graph import STAGES
 from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
 NO_INBOX = "no inbox"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
+NEW_DATA_PARTS = Table("new_data_parts", {})  # part -> `module:function` that returns it, called with the params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,8 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
             plain = run.scheduled_sampling.scheme == "none"
             kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
             # No stage depends on the statistics of its data, with which the next drift is measured.
-            statistics = ("training_stats",) if name == params.statistics_run() else ()
+            has_statistics = "training_stats" in STAGES and name == params.statistics_run()
+            statistics = ("training_stats",) if has_statistics else ()
             targets = (f"pretrain@{name}", *statistics)
             parts.append(Part(name=f"{title} {name}", kind=kind, targets=targets, gpu=True))
     # Each run after those it starts from.
@@ -107,7 +111,7 @@ def promotion_part(params: Params, task: str) -> Part:
 
 
 def _new_data_parts(params: Params) -> list[Part]:
-    """Return the parts that ingest new data and measure its drift."""
+    """Return the parts that ingest new data, and those of contrib that examine it, such as its drift."""
     inbox, fetch = params.ingest.inbox, params.ingest.fetch
     skip = "" if inbox or fetch else NO_INBOX
 
@@ -115,21 +119,9 @@ def _new_data_parts(params: Params) -> list[Part]:
         # Only the inbox itself can be absent; data to fetch may come at any time.
         return None if inbox and not fetch and not (root / inbox).exists() else ""
 
-    def drift_evidence(root: Path) -> str | None:
-        # A drift that closed the gate is not recorded, so it is measured again even without new data.
-        if not (root / "reports" / "ingest.json").exists():
-            return None
-        content = _read_record(root / "reports" / "ingest.json").get("content")
-        # `content` is a hash of the batches; without any, the command always runs.
-        return _hash(content, to_plain(params.drift)) if content else ""
-
-    ingest = Part(
-        name="ingest", kind="ingest", command=("ingest",), evidence=ingest_evidence, nothing=NO_INBOX, skip=skip
-    )
-    drift = Part(
-        name="drift", kind="drift", command=("drift",), evidence=drift_evidence, nothing="no new data", skip=skip
-    )
-    return [_with_timeout(ingest, params), _with_timeout(drift, params)]
+    ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=ingest_evidence, nothing=NO_INBOX)
+    parts = [ingest, *(import_target(target)(params) for target in NEW_DATA_PARTS.values())]
+    return [replace(_with_timeout(part, params), skip=skip) for part in parts]
 
 
 def _with_timeout(part: Part, params: Params) -> Part:
@@ -144,7 +136,7 @@ def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:
     """
     from vlp_models.pipeline.promotion_commands import aliases_are_behind
 
-    registered = _read_record(root / "reports" / "registered.json").get(task)
+    registered = read_record(root / "reports" / "registered.json").get(task)
     if registered is None:
         return None
     try:
@@ -158,13 +150,13 @@ def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:
     runs = [name for name, run in params.finetune.items() if run.task == task]
     files = [root / "reports" / "eval" / name / "scores.json" for name in runs]
     scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
-    return _hash(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
+    return hash_values(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
     content = read_json_or_none(path)
     return content if isinstance(content, dict) else {}
 
 
-def _hash(*values: Any) -> str:
+def hash_values(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -225,7 +225,7 @@ class IngestParams:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftParams:
-    """`vlp drift`: limits for each measure of data/drift.py."""
+    """`vlp drift`: limits for each measure of contrib/drift."""
 
     gate: bool = False  # true: `vlp drift` exits with 4 if a limit is exceeded
     run: str = ""  # the pretraining run whose training data is compared with; empty: the first one

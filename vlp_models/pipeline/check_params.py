@@ -21,7 +21,7 @@ from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
 from vlp_models.params.runs import TrainingParams, split_start
 from vlp_models.params.schema import check_known, suggestion
-from vlp_models.pipeline.dvc.graph import InUse
+from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.training import ADAPTERS
@@ -81,6 +81,8 @@ def check_runs(params: Params) -> None:
         _check_pretraining(name, pretraining, params)
     for name, finetuning in params.finetune.items():
         _check_finetuning(name, finetuning, params)
+    if params.augment and "augment" not in STAGES:
+        raise MissingToolError("params.yaml: `augment` needs vlp_models/contrib/augment, which is not installed")
     for name, augment in params.augment.items():  # it starts from a fine-tuned captioner
         model, where = _finetuned_model(split_start(augment.start)[1], params)
         _check_length(f"augment.{name}.max_caption_len", augment.max_caption_len, model, where, generated=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
-from vlp_models.common.plugins import has_own_plugins
+from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
@@ -162,7 +162,7 @@ def build_pipeline(
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
     # A builder returns None, or a `foreach` without entries, for a stage that these params do not need.
     context = Context(params, raw, kinds, used, withdrawn, package)
-    built = {build.__name__: build(context) for build in BUILDERS}
+    built = {name: import_target(target)(context) for name, target in BUILDERS.items()}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
         # DVC replaces `${NAME}`: only the `do` of a `foreach` has such names; a user's path is taken literally.
@@ -203,7 +203,7 @@ def plan(c: Context) -> Stage:
 
 
 def generate(c: Context) -> Stage:
-    return _each(
+    return foreach(
         {name: {"generator": entry.generator} for name, entry in c.params.generate.items()},
         cmd="vlp stage generate ${key}",
         params=["generate.${key}"],
@@ -217,7 +217,7 @@ def prepare(c: Context) -> Stage:
     # files are no dependency.
     other_files = {name: files_outside_root(source) for name, source in c.params.data.items()}
     views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
-    return _each(
+    return foreach(
         {
             name: {"root": NOTHING if is_on_hub(source.root) else source.root, "format": source.format}
             | _padded("other", other_files[name], other_files)
@@ -325,7 +325,7 @@ def initial(c: Context) -> Stage:
             entries[name]["text_converter"] = code("text_init", model.family) if model.text_init else NOTHING
         if any_image:  # the code that maps the names of timm's weights
             entries[name]["image_converter"] = code("image_init", model.family) if model.image_init else NOTHING
-    return _each(
+    return foreach(
         entries,
         desc="a model before its first step: random or imported weights, or a vision encoder after its warm-up",
         cmd="vlp stage initial ${key}",
@@ -356,7 +356,7 @@ def pretrain(c: Context) -> Stage:
             "trained_on": trained_on(c.kinds[run.model], run.view, run.sources),
             "view": run.view,
         }
-    return _each(
+    return foreach(
         entries,
         cmd="vlp stage pretrain ${key}",
         params=["pretrain.${key}", *c.keys("defaults.pretrain"), *c.options("trainer", TrainerParams)],
@@ -391,7 +391,7 @@ def finetune(c: Context) -> Stage:
         for name, run in runs.items():
             captions = run.augment.captions
             entries[name]["augment"] = f"data/augmented/{captions}" if captions else NOTHING
-    return _each(
+    return foreach(
         entries,
         cmd="vlp stage finetune ${key}",
         params=["finetune.${key}", *c.keys("defaults.finetune"), *c.options("trainer", TrainerParams)],
@@ -410,34 +410,6 @@ def finetune(c: Context) -> Stage:
     )
 
 
-def augment(c: Context) -> Stage:
-    entries = {
-        name: {
-            "start": run.start,
-            "family": c.params.family_at(run.start),
-            "trained_on": trained_on(c.kind_at(run.start), "images", run.sources),
-        }
-        for name, run in c.params.augment.items()
-    }
-    return _each(
-        entries,
-        desc="captions that a model generates for training images",
-        cmd="vlp stage augment ${key}",
-        params=["augment.${key}"],
-        deps=[
-            "checkpoints/${item.start}",
-            "${item.trained_on}",
-            "data/tokenizer",
-            "data/validated/images.parquet",
-            code("stages", "augment"),
-            code("models", "${item.family}"),
-            code("tasks", "captioning"),
-            code("views", "images"),
-        ],
-        outs=["data/augmented/${key}"],
-    )
-
-
 def evaluate(c: Context) -> Stage:
     # Metrics of plugins are code that an evaluation depends on.
     metrics = {name: [code("metrics", metric) for metric in named] for name, named in c.used.metrics.items()}
@@ -451,7 +423,7 @@ def evaluate(c: Context) -> Stage:
         }
         for name, run in c.params.finetune.items()
     }
-    return _each(
+    return foreach(
         entries,
         cmd="vlp stage evaluate ${key}",
         params=["finetune.${key}", *c.keys("defaults.finetune")],
@@ -468,26 +440,6 @@ def evaluate(c: Context) -> Stage:
         ],
         outs=["reports/eval/${key}"],
     )
-
-
-def training_stats(c: Context) -> Stage | None:
-    run = c.params.statistics_run()
-    if not run:
-        return None
-    return {
-        "desc": "statistics of a model's training data, for `vlp drift`",
-        "cmd": "vlp stage training_stats",
-        "params": [f"pretrain.{run}", *c.keys("defaults.pretrain", "drift.run", "ingest.dataset")],
-        "deps": [
-            f"checkpoints/pretrain/{run}",
-            "data/validated",
-            *(["data/features"] if c.regions else []),
-            "data/tokenizer",
-            code("stages", "training_stats"),
-            code("views", "captions"),
-        ],
-        "outs": ["data/training_stats.json"],
-    }
 
 
 def register(c: Context) -> Stage:
@@ -536,26 +488,17 @@ def report(c: Context) -> Stage:
     }
 
 
-# The stages, in the order of dvc.yaml; a builder has its stage's name.
-BUILDERS = (
-    plan,
-    generate,
-    prepare,
-    validate,
-    detector,
-    features,
-    tokenizer,
-    shards,
-    initial,
-    pretrain,
-    finetune,
-    augment,
-    evaluate,
-    training_stats,
-    register,
-    report,
+CORE = (
+    *("plan", "generate", "prepare", "validate", "detector", "features", "tokenizer", "shards", "initial"),
+    *("pretrain", "finetune", "evaluate", "register", "report"),
 )
-STAGES = tuple(build.__name__ for build in BUILDERS)
+# stage -> `module:function` that runs it, called with the params, the workspace and an entry's name
+STAGES = Table("stages", {name: f"vlp_models.pipeline.stages.{name}:run" for name in CORE})
+# stage -> `module:function` that builds its entry of dvc.yaml; a core stage's is in this file
+BUILDERS = Table("stage_builders", {name: f"{__name__}:{name}" for name in CORE})
+# The order of dvc.yaml: stages of contrib come before `register`.
+for last in ("register", "report"):
+    BUILDERS[last] = BUILDERS.pop(last)
 
 
 def _literal(value: Any) -> Any:
@@ -568,7 +511,7 @@ def _literal(value: Any) -> Any:
     return value.replace("${", r"\${") if isinstance(value, str) else value
 
 
-def _each(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
+def foreach(entries: Mapping[str, Mapping[str, str]], **do: Any) -> Stage:
     """Return a `foreach` stage with one entry per dataset, model or run."""
     return {"foreach": {name: dict(entry) for name, entry in entries.items()}, "do": do}
 

@@ -157,6 +157,6 @@ def code_modules() -> dict[str, dict[str, str]]:
     }
     return {
         # `plan` itself depends on the package as a whole.
-        "stages": {name: f"vlp_models.pipeline.stages.{name}" for name in STAGES if name != "plan"},
+        "stages": {name: target.partition(":")[0] for name, target in STAGES.items() if name != "plan"},
         **{kind: dict(places) for kind, places in tables.items()},
     }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlp_models.data.drift import (
+from vlp_models.contrib.drift.measures import (
     compare,
     compare_embeddings,
     describe,

@@ -12,11 +12,11 @@ import numpy as np
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace, record_timing, require_output
-from vlp_models.data.drift import compare, compare_embeddings, describe
+from vlp_models.contrib.drift.measures import compare, compare_embeddings, describe
+from vlp_models.contrib.drift.training_stats import embed, training_stats_path
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.ingest.index import batch_folders
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.stages.training_stats import embed, training_stats_path
 
 MIN_IMAGES = 20  # below it embeddings are not compared
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from vlp_models.common.io import write_text
 from vlp_models.common.workspace import Workspace, record_timing, require_output
-from vlp_models.data.drift import describe, project
+from vlp_models.contrib.drift.measures import describe, project
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches

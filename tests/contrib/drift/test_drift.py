@@ -14,9 +14,10 @@ from ingest_project import ROOT, encoded, make_project, make_submission, params_
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.ingest import drift, ingest
+from vlp_models.contrib.drift import new_pairs, training_stats
+from vlp_models.ingest import ingest
 from vlp_models.params import load_params
-from vlp_models.pipeline.stages import features, prepare, report, tokenizer, training_stats, validate
+from vlp_models.pipeline.stages import features, prepare, report, tokenizer, validate
 
 COLORS = ("red", "green", "blue")
 
@@ -57,11 +58,11 @@ def test_training_stats_are_small_complete_and_repeatable(trained: Workspace) ->
 
 @pytest.mark.slow
 def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace) -> None:
-    nothing = drift.run(params_of(trained), trained)
+    nothing = new_pairs.run(params_of(trained), trained)
     assert (nothing["drifted"], nothing["measures"]) == (False, []), "all batches were trained on"
 
     ingest_images(trained, "alike", range(100, 160))
-    alike = drift.run(params_of(trained), trained)
+    alike = new_pairs.run(params_of(trained), trained)
     assert [m["name"] for m in alike["measures"]] == [
         "length_psi",
         "resolution_psi",
@@ -96,6 +97,6 @@ def test_new_batches_are_compared_and_a_shift_stops_the_gate(trained: Workspace)
 def test_before_the_first_training_there_is_nothing_to_compare(tmp_path: Path) -> None:
     workspace = make_project(tmp_path / "p")
     ingest_images(workspace, "first", range(3))
-    found = drift.run(params_of(workspace), workspace)
+    found = new_pairs.run(params_of(workspace), workspace)
     assert (found["drifted"], found["measures"]) == (False, [])
     assert "dvc repro training_stats" in found["notes"][0]

@@ -13,6 +13,8 @@ import yaml
 from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.augment import captions as augment
+from vlp_models.contrib.augment.captions import choose, training_images
 from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset, read_generated
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
@@ -23,8 +25,7 @@ from vlp_models.params import AugmentParams, Params, parse_params, read_yaml
 from vlp_models.pipeline.check_params import check_runs, find_in_use
 from vlp_models.pipeline.dvc.dvc_yaml import render
 from vlp_models.pipeline.dvc.graph import NOTHING, build_pipeline
-from vlp_models.pipeline.stages import augment, finetune, pretrain
-from vlp_models.pipeline.stages.augment import choose, training_images
+from vlp_models.pipeline.stages import finetune, pretrain
 
 XGPT = {"family": "xgpt", "config": {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1, "init_std": 0.1}}
 WRITER = {"task": "captioning", "start": "pretrain/xgpt", "max_epochs": 6, "optimizer": {"lr": 1e-2}}
@@ -60,7 +61,7 @@ def validated_images(workspace: Workspace) -> list[dict[str, Any]]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Params, Workspace]:
     """A workspace in which XGPT has learned to caption and has written."""
     root = tmp_path_factory.mktemp("augment")
-    source = (Path(__file__).parents[2] / "params.yaml").read_text()
+    source = (Path(__file__).parents[3] / "params.yaml").read_text()
     assert "augment" not in yaml.safe_load(source)  # the section is there only where someone wants it
     params = with_augment(root)
     workspace = Workspace(root)
@@ -228,7 +229,7 @@ def test_most_probable_new_texts_are_chosen(written: tuple[Params, Workspace]) -
 
 
 def sections(**changes: Any) -> dict[str, Any]:
-    raw = read_yaml(Path(__file__).parents[2] / "params.yaml")
+    raw = read_yaml(Path(__file__).parents[3] / "params.yaml")
     raw["models"] = {**raw["models"], "xgpt": XGPT}
     raw["pretrain"] = {**raw["pretrain"], **SECTIONS["pretrain"]}
     raw["finetune"] = {**raw["finetune"], **SECTIONS["finetune"], **changes.pop("finetune", {})}
@@ -302,7 +303,7 @@ def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
     assert stages["augment"]["foreach"] == {
         "extra": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}
     }
-    plain = read_yaml(Path(__file__).parents[2] / "params.yaml")
+    plain = read_yaml(Path(__file__).parents[3] / "params.yaml")
     assert "augment" not in render(generated(plain))
 
 
