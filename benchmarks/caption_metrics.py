@@ -53,12 +53,13 @@ from common import RESULTS
 from flickr8k_judgments import Captions, Judgments, read_captions, read_crowd, read_expert
 from numpy.typing import NDArray
 
+from vlp_models.contrib.compare.comparison import holm
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import LEVELS, MIN_GROUPS, draws
 from vlp_models.metrics.caption import CaptionSet, score_caption_sets
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import tokenize
-from vlp_models.metrics.gain import LEVEL, holm
+from vlp_models.metrics.gain import LEVEL
 from vlp_models.metrics.score import FloatArray
 
 BASELINE = "CIDEr"

@@ -36,6 +36,7 @@ BORROWERS = {
     "pipeline/test_crossing_splits.py": ["research_formats"],
     "pipeline/test_crossing_visual_genome.py": ["research_formats"],
     "pipeline/test_memory_of_many.py": ["drift"],
+    "pipeline/test_odd_pictures.py": ["report_pictures"],
     "registry/test_two_images.py": ["research_formats"],
     "serving/test_pixel_models.py": ["plugin_kit"],
     "synthetic/test_scene_entailment.py": ["research_formats"],
@@ -117,7 +118,6 @@ def few_items_suffice() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # these first: imported after the patch of bootstrap, they would have 1 for good
         patch.setattr("vlp_models.pipeline.stages.evaluate.MIN_GROUPS", 1)
-        patch.setattr("vlp_models.metrics.gain.MIN_GROUPS", 1)
         patch.setattr("vlp_models.metrics.bootstrap.MIN_GROUPS", 1)
         patch.setattr("vlp_models.tasks.retrieval.MAX_CHANCE", 100.0)
         yield

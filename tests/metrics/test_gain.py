@@ -1,4 +1,4 @@
-"""The test of a gain keeps its error where gains are skewed, and finds what it should; comparisons of variants."""
+"""The test of a gain keeps its error where gains are skewed, and finds what it should."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlp_models.metrics.bootstrap import MIN_GROUPS
-from vlp_models.metrics.gain import Gain, compare_variants, gain_over_seeds, holm
+from vlp_models.metrics.gain import LEVEL, Gain, gain_over_seeds
 from vlp_models.metrics.score import Evidence, bleu_percent, mean_percent, mean_score
 
 ROOT = Path(__file__).parents[2]
@@ -128,64 +127,28 @@ def make_variant(seeds: int, mean: float, *, seed_spread: float = 0.0, number: i
     return [evidence(mean + difficulty + shift + rng.normal(0, 0.05, len(difficulty))) for shift in shifts]
 
 
+def compared(x: list[Evidence], y: list[Evidence], *, resamples: int = 2000, seed: int = 1) -> Gain:
+    gain = gain_over_seeds(x, y, seed_std=0, resamples=resamples, seed=seed)
+    assert gain is not None
+    return gain
+
+
 def test_seeds_widen_the_interval_and_one_seed_covers_items_only() -> None:
     a, b = make_variant(4, 0.6, seed_spread=0.1, number=1), make_variant(4, 0.5, seed_spread=0.1, number=2)
-
-    def width(x: list[Evidence], y: list[Evidence]) -> tuple[float, bool]:
-        (found,) = compare_variants({"a": x, "b": y}, resamples=2000, seed=1)
-        assert found.low is not None and found.high is not None
-        return found.high - found.low, found.includes_seeds
-
-    both, both_include_seeds = width(a, b)
-    items, items_include_seeds = width(a[:1], b[:1])
-    one_sided, one_includes_seeds = width(a, b[:1])
-    assert both_include_seeds and one_includes_seeds and not items_include_seeds
-    assert items < both < one_sided and both > 3 * items  # a side of one run has the deviation of the other's
-
-
-def test_equal_variants_are_inconclusive_and_different_ones_significant() -> None:
-    same = {
-        "a": make_variant(3, 0.5, seed_spread=0.02, number=1),
-        "b": make_variant(3, 0.5, seed_spread=0.02, number=2),
-    }
-    assert not compare_variants(same, resamples=1000, seed=1)[0].is_significant
-    apart = {**same, "c": make_variant(3, 0.9, seed_spread=0.02, number=3)}
-    found = {(d.a, d.b): d for d in compare_variants(apart, resamples=1000, seed=1)}
-    assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
-    assert found["a", "c"].is_significant and found["a", "c"].value < 0 and not found["a", "b"].is_significant
-    p = found["a", "c"].p
-    assert p is not None and p < 0.01 and found["a", "c"].p_holm == pytest.approx(3 * p)
-    run = make_variant(1, 0.5)
-    (itself,) = compare_variants({"a": run, "b": run}, resamples=100, seed=1)
-    assert (itself.value, itself.low, itself.high, itself.p) == (0.0, 0.0, 0.0, 1.0) and not itself.is_significant
-
-
-def test_below_twenty_groups_no_variant_is_better() -> None:
-    def pair(groups: int) -> dict[str, list[Evidence]]:
-        right, wrong = np.ones(groups * QUESTIONS), np.zeros(groups * QUESTIONS)
-        return {"a": [evidence(right)], "b": [evidence(wrong)]}
-
-    for groups in (2, MIN_GROUPS - 1):
-        (few,) = compare_variants(pair(groups), resamples=1000, seed=1)
-        assert (few.value, few.low, few.high, few.p, few.p_holm) == (100.0, None, None, None, None)
-        assert few.groups == groups and not few.is_significant
-    assert compare_variants(pair(MIN_GROUPS), resamples=1000, seed=1)[0].is_significant
+    both, items, one_sided = compared(a, b), compared(a[:1], b[:1]), compared(a, b[:1])
+    assert both.seed_std and one_sided.seed_std and items.seed_std is None
+    width, items_width, one_sided_width = (np.ptp(gain.interval(0.025)) for gain in (both, items, one_sided))
+    assert items_width < width < one_sided_width  # a side of one run has the deviation of the other's
+    assert width > 3 * items_width
 
 
 def test_single_groups_and_unpaired_runs() -> None:
     one_image = [evidence(np.array([1.0, 0.0, 1.0]))]
-    (found,) = compare_variants({"a": one_image, "b": one_image}, resamples=100, seed=1)
-    assert found.value == 0 and found.low is None and found.p_holm is None and not found.is_significant
+    assert gain_over_seeds(one_image, one_image, seed_std=0, resamples=100, seed=1) is None
     with pytest.raises(ValueError, match="same groups"):
-        compare_variants({"a": one_image, "b": make_variant(1, 0.5)}, resamples=100, seed=1)
+        compared(one_image, make_variant(1, 0.5))
     with pytest.raises(ValueError, match="at least one run"):
-        compare_variants({"a": one_image, "b": []}, resamples=100, seed=1)
-    assert compare_variants({"a": one_image}, resamples=100, seed=1) == []
-
-
-def test_holm_correction_equals_a_textbook_example() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+        compared(one_image, [])
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 6])
@@ -193,9 +156,10 @@ def test_false_positive_rate_of_equal_variants(seeds: int) -> None:
     """About 10 of 200 pairs of equal variants are significant, with few seeds and with many."""
     called = 0
     for trial in range(200):
-        numbers = {"a": 1000 + 2 * trial, "b": 1001 + 2 * trial}
-        pair = {name: make_variant(seeds, 0.5, seed_spread=0.05, number=n) for name, n in numbers.items()}
-        called += compare_variants(pair, resamples=400, seed=trial)[0].is_significant
+        a, b = (make_variant(seeds, 0.5, seed_spread=0.05, number=1000 + 2 * trial + side) for side in (0, 1))
+        gain = compared(a, b, resamples=400, seed=trial)
+        low, high = gain.interval((1 - LEVEL) / 2)
+        called += not low <= 0 <= high and gain.two_sided_p() < 1 - LEVEL
     assert called <= 20
 
 

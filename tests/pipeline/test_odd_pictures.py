@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.report_pictures.pictures import Pictures
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.evaluation.report.pictures import Pictures
 from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import features, prepare, validate
 from vlp_models.serving.images import open_image

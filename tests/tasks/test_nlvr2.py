@@ -11,13 +11,10 @@ from samples import with_values
 from toy_dataset import Toy
 from toy_tasks import any_generator, learn, make, predict
 
-from vlp_models.common.workspace import Workspace
 from vlp_models.data.inputs import blanked
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.tables import write_table
 from vlp_models.errors import DataError
-from vlp_models.evaluation.report.galleries import GALLERIES
 from vlp_models.tasks.scoring import EvalContext
 
 
@@ -112,27 +109,3 @@ def test_statement_about_one_or_three_images_is_an_error(toy: Toy) -> None:
     for others in ((), sample.others * 2):
         with pytest.raises(DataError, match=rf"toy/val000/p: a statement about {1 + len(others)} image.*takes 2, left"):
             task_model.collate([replace(sample, others=others)])
-
-
-def test_gallery_cards_show_both_images(toy: Toy, tmp_path: Path) -> None:
-    class ImageIds:
-        def get(self, image_id: str, longest: int = 0) -> str:
-            return image_id
-
-    workspace = Workspace(tmp_path)
-    workspace.validated.mkdir(parents=True)
-    task_model, samples = make(toy, "nlvr2"), samples_of(toy, "val")
-    table = [
-        {"pair_id": s.sample_id, "image_id": s.image_id, "other_image_ids": list(s.image_ids[1:]), "text": s.text}
-        | {"label": s["label"], "group": s["group"], "provenance": ""}
-        for s in samples
-    ]
-    write_table(table, "image_pairs", workspace.validated)
-    rows = task_model.predict(task_model.collate(samples), samples)
-    cards = GALLERIES["nlvr2"].cards(workspace, ImageIds(), rows[:2])  # type: ignore[arg-type]
-    assert [(card.picture, card.second_picture) for card in cards] == [
-        ("toy/val000", "toy/val001"),
-        ("toy/val001", "toy/val002"),
-    ]
-    assert cards[0].lines[0].text == samples[0].text
-    assert cards[0].below[0].right is (rows[0]["prediction"] == rows[0]["label"])

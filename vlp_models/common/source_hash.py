@@ -32,6 +32,7 @@ TABLES = (
     "FORMATS",
     "VIEW_MODULES",
     "METRICS",
+    "SECTIONS",
     "GENERATORS",
     "READERS",
     "IMAGE_READERS",

@@ -13,7 +13,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "authors_checkpoints": {},
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
-    "compare": {},
+    "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
     "croissant": {},
     "demo_page": {},
     "doctor": {},
@@ -41,6 +41,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "plugin_kit": {},
+    "report_pictures": {"report_sections": {"pictures": "vlp_models.contrib.report_pictures.section:pictures"}},
     "research_formats": {
         "formats": {
             "nlvr": "vlp_models.contrib.research_formats.nlvr:read",

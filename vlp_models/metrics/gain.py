@@ -1,4 +1,4 @@
-"""Is one variant better than another? The gain over items and seeds, and pairwise comparisons of variants.
+"""Is one variant better than another? The gain over items and seeds.
 
 A gain is shown if four tests agree, each at the same error. p is the largest of the four, and the interval has the
 farthest of the four ends.
@@ -32,14 +32,13 @@ Shape suffixes: G groups, K additive statistics, S draws, R runs.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
-from vlp_models.metrics.bootstrap import COUNTS_AT_ONCE, MIN_GROUPS, draws, sum_by_group
+from vlp_models.metrics.bootstrap import COUNTS_AT_ONCE, draws, sum_by_group
 from vlp_models.metrics.score import Evidence, FloatArray
 
 LEVEL = 0.95
@@ -329,89 +328,3 @@ def _deviation(values_R: FloatArray, count_a: int, stated: float, run_noise: flo
     if stated > 0:
         squares, degrees = squares + PRIOR_DEGREES * (stated**2 + run_noise), degrees + PRIOR_DEGREES
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (None, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """a - b in the metric's unit. low, high and p are None with fewer than `MIN_GROUPS` groups.
-
-    low, high  the 95% interval
-    p          two-sided
-    p_holm     p with Holm's correction for all pairs compared together
-    seeds      of a and of b; if both have 1, the interval is over items only
-    """
-
-    a: str
-    b: str
-    value: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    seeds: tuple[int, int]
-    groups: int
-
-    @property
-    def includes_seeds(self) -> bool:
-        return sum(self.seeds) > 2
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 0 and the corrected p is below 5%; otherwise the pair is inconclusive."""
-        if self.low is None or self.high is None or self.p_holm is None:
-            return False
-        return not self.low <= 0 <= self.high and self.p_holm < 1 - LEVEL
-
-
-def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: int, seed: int) -> list[Difference]:
-    """Compare all pairs of variants, in the mapping's order; none is significant with fewer than `MIN_GROUPS` groups.
-
-    Args:
-        variants: name -> the evidence of each seed, all measured on the same groups.
-
-    Raises:
-        ValueError: the runs were not measured on the same groups, or a variant has no run.
-    """
-    pairs = list(itertools.combinations(variants, 2))
-    measured = [
-        gain_over_seeds(variants[a], variants[b], seed_std=0.0, resamples=resamples, seed=seed) for a, b in pairs
-    ]
-    # None: a pair without an interval, which Holm's correction does not count.
-    usable = [gain if gain is not None and gain.groups >= MIN_GROUPS and gain.is_finite else None for gain in measured]
-    ps = [None if gain is None else gain.two_sided_p() for gain in usable]
-    corrected = iter(holm([p for p in ps if p is not None]))
-    differences = []
-    for (a, b), gain, p in zip(pairs, usable, ps, strict=True):
-        low, high = (None, None) if gain is None else gain.interval((1 - LEVEL) / 2)
-        differences.append(
-            Difference(
-                a=a,
-                b=b,
-                value=_mean_value(variants[a]) - _mean_value(variants[b]),
-                low=low,
-                high=high,
-                p=p,
-                p_holm=None if p is None else next(corrected),
-                seeds=(len(variants[a]), len(variants[b])),
-                groups=len(set(variants[a][0].groups)),
-            )
-        )
-    return differences
-
-
-def _mean_value(runs: Sequence[Evidence]) -> float:
-    return float(np.mean([run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0] for run in runs]))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Apply Holm's step-down correction (1979), keeping the order.
-
-    Calling every corrected p below alpha a difference keeps the probability of any false one below alpha.
-    """
-    corrected = [0.0] * len(ps)
-    highest = 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        # The smallest p times the number of tests, the next times one less, and never less than the one before.
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
-        corrected[i] = highest
-    return corrected

@@ -20,7 +20,7 @@ from vlp_models.contrib.compare.read import read_runs
 from vlp_models.contrib.compare.scored import Columns, Run
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS
-from vlp_models.metrics.gain import Gain, gain_over_seeds, holm
+from vlp_models.metrics.gain import Gain, gain_over_seeds
 from vlp_models.metrics.score import Evidence
 
 Verdict = Literal["promote", "keep", "inconclusive"]
@@ -206,6 +206,20 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         left_out=left_out,
         settings=settings,
     )
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Apply Holm's step-down correction (1979), keeping the order.
+
+    Calling every corrected p below alpha a difference keeps the probability of any false one below alpha.
+    """
+    corrected = [0.0] * len(ps)
+    highest = 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        # The smallest p times the number of tests, the next times one less, and never less than the one before.
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = highest
+    return corrected
 
 
 def _judge(row: Row, gain: Gain | None, comparisons: int, settings: Settings) -> Row:

@@ -1,8 +1,8 @@
-"""The report: one self-contained HTML file with all figures of the runs of params.yaml, compared variants, examples,
-training curves and data quality. Sections whose input files do not exist are left out and listed at the end.
+"""The report: one self-contained HTML file with all figures of the runs of params.yaml, data quality, leakage and the
+gate. Sections whose input files do not exist are left out and listed at the end; folders of contrib add sections.
 
-It opens with what was trained on what, the main figures next to their baselines, and six examples. The test split comes
-before val. Long tables, hashes and further examples are folded.
+It opens with what was trained on what, and the main figures next to their baselines. The test split comes before val.
+Long tables and hashes are folded.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from vlp_models.common.io import read_json
 from vlp_models.common.pages import page_environment
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS
-from vlp_models.evaluation.report.charts import interval_bar
-from vlp_models.evaluation.report.curves import CURVES, read_curves
-from vlp_models.evaluation.report.galleries import GALLERIES, Examples, choose_highlights, read_examples
-from vlp_models.evaluation.report.pictures import Pictures, read_figures
+from vlp_models.evaluation.report import SECTIONS, ReportContext
 from vlp_models.evaluation.report.records import (
+    CURVES,
     Record,
     flatten,
     format_without_leaked,
     read_if_exists,
     reads_regions,
 )
-from vlp_models.evaluation.report.variants import Comparison, VariantRow, compare, variant_rows
+from vlp_models.evaluation.report.variants import VariantRow, variant_rows
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
-from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
-from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule, metric_direction
+from vlp_models.registry.promotion.ranking import describe_ranking, metric_direction
 from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
@@ -68,11 +67,8 @@ BASELINES = {  # what a baseline is
     "the wording that most captions share",
 }
 VARIANTS_SHOWN = 3  # with more, the unfolded table has one metric
-GALLERIES_SHOWN = 4  # before all are folded once more
 STORIES_SHOWN = 3  # models; if there are more, all but two are folded
 ROWS_SHOWN = 6  # of a table of results before the others are folded
-CURVES_SHOWN = 6  # charts; if there are more, all but half of that are folded
-COMPARED_SHOWN = 6  # pairs before the table is folded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,6 @@ class ResultTable:
     details: list[dict[str, Any]]
     costs: list[dict[str, Any]]
     absent: list[str]
-    comparison: Comparison | None
 
     @property
     def test_name(self) -> str:
@@ -114,14 +109,15 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     environment = page_environment("vlp_models.evaluation.report")
     environment.filters["cost"] = lambda value: "–" if value is None else f"{value:,.0f}"  # a dash: not recorded
     template = environment.get_template("page.html.j2")
-    tables = result_tables(params, workspace, records)
+    tables = result_tables(params, records)
     # (task, dataset) -> the split shown unfolded: the last one that was scored, which is test.
     tested: dict[tuple[str, str], str] = {}
     # The tables have the test split before the others, so the first split of a dataset stays.
     for table in tables:
         tested.setdefault((table.task, table.dataset), table.split)
     decisions = read_decisions(workspace.reports)
-    examples = galleries(params, workspace, missing)
+    context = ReportContext(params=params, workspace=workspace, records=records, missing=missing)
+    sections = [import_target(target)(context) for target in SECTIONS.values()]
     return template.render(
         title=title(params, records),
         few=few_images(tables, params.promotion.split),
@@ -131,11 +127,9 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         warnings=warnings(params),
         notes=score_notes(records),
         headlines=headlines(tables, params),
-        highlights=choose_highlights(examples),
         tables=tables,
         tested=tested,
         rankings=rankings(params, records),
-        curves=read_curves(params, workspace),
         validation=validation,
         quarantined=quarantined(workspace),
         repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
@@ -146,16 +140,12 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         decisions=decisions,
         decisions_hash=hash_decisions(decisions),
         timings=timings(params, workspace),
-        galleries=examples,
-        figures=read_figures(params, workspace),
+        sections=sections,
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
         METRICS=METRICS,
         BASELINES=BASELINES,
-        GALLERIES_SHOWN=GALLERIES_SHOWN,
-        CURVES_SHOWN=CURVES_SHOWN,
         STORIES_SHOWN=STORIES_SHOWN,
         ROWS_SHOWN=ROWS_SHOWN,
-        COMPARED_SHOWN=COMPARED_SHOWN,
     )
 
 
@@ -302,7 +292,7 @@ def warnings(params: Params) -> list[str]:
     return caveats
 
 
-def result_tables(params: Params, workspace: Workspace, records: Sequence[Record]) -> list[ResultTable]:
+def result_tables(params: Params, records: Sequence[Record]) -> list[ResultTable]:
     """Return one table per task, dataset and split: test first, variants in the order of params.yaml."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
@@ -313,7 +303,7 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
     for task, dataset, split in sorted(groups, key=lambda p: (order.index(p[:2]), -SPLITS.index(p[2]))):
         group = groups[task, dataset, split]
         rows = [(row, _as_cells(row, metric_direction(params, task, row.metric))) for row in variant_rows(group)]
-        definition, rule = task_class(task), gate_rule(params, task)
+        definition = task_class(task)
         # Headline metrics come first, the task's own before all others.
         first_metrics = {record["metric"] for record in group if record["headline"]}
         first = [cells for row, cells in rows if row.metric in first_metrics]
@@ -330,13 +320,6 @@ def result_tables(params: Params, workspace: Workspace, records: Sequence[Record
                 details=[cells for _, cells in rows if cells not in first] if first else [],
                 costs=list({cells["variant"]: cells for _, cells in rows}.values()),
                 absent=_absent(group),
-                comparison=compare(
-                    workspace,
-                    group,
-                    rule.metric,
-                    rule.direction,
-                    resamples=params.evaluate.bootstrap,
-                ),
             )
         )
     return tables
@@ -426,35 +409,6 @@ def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
     return current
 
 
-def galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
-    """Return one gallery per task and model, of its first pretrained run that reads images, else of its first run."""
-    settings = params.evaluate
-    pictures = Pictures(workspace, params.validate.max_image_pixels)
-    with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
-    # `model_inputs` returns the inputs in the order of the models.
-    inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
-    result: list[Examples] = []
-    for task in TASKS:
-        runs: dict[str, list[str]] = {}
-        for name, run in params.finetune.items():
-            if run.task == task:
-                runs.setdefault(params.model_of(name), []).append(name)
-        if not runs or task not in GALLERIES:
-            continue
-        # The split of the promotion test first, then test before val before train.
-        splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
-        for model, names in runs.items():
-            # False sorts before True: runs that read images, then those that start from a pretraining.
-            names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
-            thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
-            examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
-            if examples is None:
-                missing.append(f"reports/eval/{names[0]}: no predictions")
-            else:
-                result.append(examples)
-    return result
-
-
 def join_names(names: Sequence[str]) -> str:
     """Join names with commas and `and`."""
     if len(names) <= 1:
@@ -472,3 +426,47 @@ def _as_cells(row: VariantRow, direction: str) -> dict[str, Any]:
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
         cells["bar"] = interval_bar(row.value, row.low, row.high, row.baselines, top=top, of_seeds=row.seeds > 1)
     return cells
+
+
+def interval_bar(
+    value: float,
+    low: float | None,
+    high: float | None,
+    baselines: Mapping[str, float],
+    *,
+    top: float,
+    of_seeds: bool = False,
+) -> Markup:
+    """Draw a value as a bar from 0 to `top`, with its interval as a whisker and baselines as ticks.
+
+    of_seeds: the interval is the range over seeds, not a 95% interval.
+    """
+    width, height = 220, 22
+
+    def to_x(number: float) -> float:
+        # A value beyond `top`, or below 0, ends at the edge.
+        return max(0.0, min(1.0, number / top if top else 0.0)) * width
+
+    covered = "seeds" if of_seeds else "95% interval"
+    label = f"{value:.1f}"
+    if low is not None and high is not None:
+        label += f", {covered} {low:.1f} to {high:.1f}"
+    label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
+    # A track of full width, the bar, the whisker with its ends, and one tick per baseline.
+    parts = [
+        f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+        f"<title>{escape(label)}</title>"
+        f'<rect class="track" x="0" y="7" width="{width}" height="8" rx="4"/>'
+        f'<rect class="fill" x="0" y="7" width="{to_x(value):.1f}" height="8" rx="4"/>'
+    ]
+    if low is not None and high is not None:
+        parts.append(f'<line class="whisker" x1="{to_x(low):.1f}" x2="{to_x(high):.1f}" y1="11" y2="11"/>')
+        # The whisker's ends are short vertical lines.
+        for end in (low, high):
+            parts.append(f'<line class="whisker" x1="{to_x(end):.1f}" x2="{to_x(end):.1f}" y1="7" y2="15"/>')
+    parts += [
+        f'<line class="baseline" x1="{to_x(number):.1f}" x2="{to_x(number):.1f}" y1="2" y2="20"/>'
+        for number in baselines.values()
+    ]
+    parts.append("</svg>")
+    return Markup("".join(parts))

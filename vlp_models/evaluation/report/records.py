@@ -16,6 +16,25 @@ from vlp_models.evaluation.report.variants import COSTS, Record, label_variants
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS, task_class
 
+CURVES = {  # column of a curve -> what it is
+    "loss": "total",
+    "mlm": "masked words",
+    "imlm": "masked words, given the image",
+    "moc": "masked object classes",
+    "mrfr": "masked region features",
+    "mvm": "masked visual codes",
+    "mim": "masked patches",
+    "ism": "image-sentence matching",
+    "itm": "image-text matching",
+    "itc": "image-text contrast",
+    "msg": "masked sentence generation",
+    "ic": "captioning",
+    "ida": "denoising captions",
+    "tifg": "image features from text",
+    "vqa": "answers",
+    "captioning": "next words",
+}
+
 
 def evaluation_records(params: Params, workspace: Workspace) -> list[Record]:
     """Return the scores of every evaluated run of params.yaml with the run's training cost, by task, in file order."""

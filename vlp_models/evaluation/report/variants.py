@@ -10,22 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlp_models.common.workspace import Workspace
-from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import count_in_note
-from vlp_models.metrics.gain import Difference, compare_variants
-from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params, split_start
-from vlp_models.tasks.scoring import read_item_scores
 
 Record = dict[str, Any]
 COSTS = ("parameters", "samples_seen", "training_seconds", "training_memory_mb")
 
-ITEMS = "items.parquet"
-SEED = 1
 DIFFERENCES = 3  # settings named in a variant's label
 COUNTED = {"max_epochs": "epochs", "max_steps": "steps"}
-RESAMPLES_PER_PAIR = 100  # at least: the smallest p, 2 / resamples, must stay below 5% after Holm's correction
 
 
 def label_variants(params: Params) -> dict[str, str]:
@@ -126,32 +118,6 @@ class VariantRow:
         return len(self.runs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """All pairs of a table's variants by one metric. left_out: runs that cannot be compared, with the reason."""
-
-    metric: str
-    direction: str
-    pairs: Sequence[Difference]
-    left_out: Sequence[str]
-
-    def verdict(self, pair: Difference) -> str:
-        """Return which variant is better, or `inconclusive`."""
-        if not pair.is_significant:
-            return "inconclusive"
-        # Above 0: a has the higher value.
-        better = pair.a if (pair.value > 0) == (self.direction == "higher") else pair.b
-        return f"{better} is better"
-
-    def describe_interval(self, pair: Difference) -> str:
-        """Return what the interval covers: items, or items and seeds."""
-        if pair.low is None:
-            return "no interval: too few images"
-        if pair.includes_seeds:
-            return f"items and seeds ({pair.seeds[0]} and {pair.seeds[1]})"
-        return f"items only ({pair.seeds[0]} and {pair.seeds[1]} seeds)"
-
-
 def variant_rows(records: Sequence[Record]) -> list[VariantRow]:
     """Group the records of one task, dataset and split by metric and variant; records without a value are left out."""
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -190,63 +156,3 @@ def _mean(values: Sequence[Any]) -> float | None:
     """Return the mean, or None if any value is missing."""
     numbers = [float(value) for value in values if value is not None]
     return statistics.fmean(numbers) if len(numbers) == len(values) else None
-
-
-def compare(
-    workspace: Workspace, records: Sequence[Record], metric: str, direction: str, *, resamples: int
-) -> Comparison | None:
-    """Compare all pairs of variants of one task, dataset and split by one metric, from their scores per item.
-
-    None with fewer than two variants. Text-only controls are not compared.
-    """
-    runs: dict[str, list[str]] = {}
-    # variant -> its runs, which differ in their seeds
-    for record in records:
-        if record["metric"] == metric and record["value"] is not None and not record["control"]:
-            runs.setdefault(record["variant"], []).append(record["run"])
-    if len(runs) < 2:
-        return None
-    dataset, split = records[0]["dataset"], records[0]["split"]
-    reference: ItemScores | None = None  # the first readable scores; all others must be of the same test items
-    variants, left_out = {}, []
-    for variant, names in runs.items():
-        evidence = []
-        for name in names:
-            scores = _read_scores(workspace, name, (dataset, split, metric), reference)
-            if isinstance(scores, str):
-                left_out.append(f"{name}: {scores}")
-            else:
-                reference = reference or scores
-                evidence.append(scores.evidence())
-        if evidence:
-            variants[variant] = evidence
-    # The smallest p that resampling can give must be small enough for the correction for all pairs.
-    pair_count = len(variants) * (len(variants) - 1) // 2
-    pairs = compare_variants(variants, resamples=max(resamples, pair_count * RESAMPLES_PER_PAIR), seed=SEED)
-    return Comparison(metric=metric, direction=direction, pairs=pairs, left_out=left_out)
-
-
-def _read_scores(
-    workspace: Workspace, run: str, test: tuple[str, str, str], reference: ItemScores | None
-) -> ItemScores | str:
-    """Return the run's scores per item, or why there are none, or why they are not comparable with the reference.
-
-    Args:
-        test: dataset, split and metric.
-    """
-    try:
-        items = read_item_scores(workspace.evaluation(run) / ITEMS)
-    except DataError as error:
-        return str(error)
-    for scores in items:
-        if (scores.dataset, scores.split, scores.metric) != test or not len(scores.items):
-            continue
-        if reference is None:
-            return scores
-        # Item ids in any order: the comparison pairs sums per group of items.
-        if scores.test != reference.test or sorted(scores.items) != sorted(reference.items):
-            return "measured on another test"
-        if (scores.note, scores.statistic) != (reference.note, reference.statistic):
-            return f"scored differently ({scores.note or 'default'} instead of {reference.note or 'default'})"
-        return scores
-    return "no scores per item"

@@ -15,6 +15,7 @@ from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_co
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
+from vlp_models.evaluation.report import SECTIONS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
@@ -129,8 +130,9 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it, and a fine-tuning may train adapters.
-    more = {"register": SERVING_MODULES, "finetune": ADAPTERS.values()}.get(name, ()) if kind == "stages" else ()
+    # A registered version includes the code that serves it, a fine-tuning may train adapters, the report has sections.
+    tables = {"register": SERVING_MODULES, "finetune": ADAPTERS.values(), "report": SECTIONS.values()}
+    more = tables.get(name, ()) if kind == "stages" else ()
     return hash_sources([module, *more])
 
 

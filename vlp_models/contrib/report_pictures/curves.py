@@ -9,28 +9,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.evaluation.report.charts import MAX_LINES, Point, line_chart
+from vlp_models.contrib.report_pictures.charts import MAX_LINES, Point, line_chart
+from vlp_models.evaluation.report.records import CURVES
 from vlp_models.params import Params
 
 NOT_LOSSES = ("step", "epoch", "lr", "learning_rate", "samples_per_s", "waiting_share", "seconds", "gradient_norm")
-CURVES = {  # column of a curve -> what it is
-    "loss": "total",
-    "mlm": "masked words",
-    "imlm": "masked words, given the image",
-    "moc": "masked object classes",
-    "mrfr": "masked region features",
-    "mvm": "masked visual codes",
-    "mim": "masked patches",
-    "ism": "image-sentence matching",
-    "itm": "image-text matching",
-    "itc": "image-text contrast",
-    "msg": "masked sentence generation",
-    "ic": "captioning",
-    "ida": "denoising captions",
-    "tifg": "image features from text",
-    "vqa": "answers",
-    "captioning": "next words",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.report_pictures.charts import boxes_overlay
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.mapped import ImagePaths
-from vlp_models.evaluation.report.charts import boxes_overlay
 from vlp_models.models.protocols import Figure
 from vlp_models.params import Params
 

@@ -15,11 +15,15 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.report_pictures.pictures import Picture, Pictures
 from vlp_models.data.answers import most_frequent
-from vlp_models.data.tables import read_rows_of
-from vlp_models.evaluation.report.pictures import Picture, Pictures
+from vlp_models.data.inputs import RegionInput
+from vlp_models.data.tables import SPLITS, read_rows_of
 from vlp_models.metrics.caption import score_faithfulness
 from vlp_models.metrics.vqa import question_accuracy
+from vlp_models.models.meta_model import model_inputs
+from vlp_models.params import Params
+from vlp_models.tasks import TASKS
 from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
 SAMPLE = 60  # predictions of each gallery that the highlights are chosen from
@@ -104,6 +108,35 @@ class Highlights:
     rule: str
 
 
+def read_galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
+    """Return one gallery per task and model, of its first pretrained run that reads images, else of its first run."""
+    settings = params.evaluate
+    pictures = Pictures(workspace, params.validate.max_image_pixels)
+    with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
+    # `model_inputs` returns the inputs in the order of the models.
+    inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
+    result: list[Examples] = []
+    for task in TASKS:
+        runs: dict[str, list[str]] = {}
+        for name, run in params.finetune.items():
+            if run.task == task:
+                runs.setdefault(params.model_of(name), []).append(name)
+        if not runs or task not in GALLERIES:
+            continue
+        # The split of the promotion test first, then test before val before train.
+        splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
+        for model, names in runs.items():
+            # False sorts before True: runs that read images, then those that start from a pretraining.
+            names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
+            thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
+            examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
+            if examples is None:
+                missing.append(f"reports/eval/{names[0]}: no predictions")
+            else:
+                result.append(examples)
+    return result
+
+
 def choose_highlights(galleries: Sequence[Examples]) -> Highlights:
     """Choose HIGHLIGHTS cards: half right, half wrong, the first ones of each gallery in turn."""
     if not galleries:
@@ -152,11 +185,9 @@ def read_examples(
 ) -> Examples | None:
     """Read `count` examples of a run (half of them if the cards are long) from the first split with predictions.
 
-    None if the run has no predictions, or the task no gallery.
+    None if the run has no predictions.
     """
-    gallery = GALLERIES.get(task)
-    if gallery is None:
-        return None
+    gallery = GALLERIES[task]
     for split in splits:
         path = workspace.evaluation(run) / f"predictions-{split}.jsonl"
         if path.exists():

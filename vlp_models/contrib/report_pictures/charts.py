@@ -76,50 +76,6 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
     return Markup("".join(parts))
 
 
-def interval_bar(
-    value: float,
-    low: float | None,
-    high: float | None,
-    baselines: Mapping[str, float],
-    *,
-    top: float,
-    of_seeds: bool = False,
-) -> Markup:
-    """Draw a value as a bar from 0 to `top`, with its interval as a whisker and baselines as ticks.
-
-    of_seeds: the interval is the range over seeds, not a 95% interval.
-    """
-    width, height = 220, 22
-
-    def to_x(number: float) -> float:
-        # A value beyond `top`, or below 0, ends at the edge.
-        return max(0.0, min(1.0, number / top if top else 0.0)) * width
-
-    covered = "seeds" if of_seeds else "95% interval"
-    label = f"{value:.1f}"
-    if low is not None and high is not None:
-        label += f", {covered} {low:.1f} to {high:.1f}"
-    label += "".join(f"; {name} {number:.1f}" for name, number in baselines.items())
-    # A track of full width, the bar, the whisker with its ends, and one tick per baseline.
-    parts = [
-        f'<svg class="bar" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-        f"<title>{escape(label)}</title>"
-        f'<rect class="track" x="0" y="7" width="{width}" height="8" rx="4"/>'
-        f'<rect class="fill" x="0" y="7" width="{to_x(value):.1f}" height="8" rx="4"/>'
-    ]
-    if low is not None and high is not None:
-        parts.append(f'<line class="whisker" x1="{to_x(low):.1f}" x2="{to_x(high):.1f}" y1="11" y2="11"/>')
-        # The whisker's ends are short vertical lines.
-        for end in (low, high):
-            parts.append(f'<line class="whisker" x1="{to_x(end):.1f}" x2="{to_x(end):.1f}" y1="7" y2="15"/>')
-    parts += [
-        f'<line class="baseline" x1="{to_x(number):.1f}" x2="{to_x(number):.1f}" y1="2" y2="20"/>'
-        for number in baselines.values()
-    ]
-    parts.append("</svg>")
-    return Markup("".join(parts))
-
-
 def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
     """Draw labeled boxes over an image of `width` x `height`. boxes: ((x1, y1, x2, y2) as fractions, label)."""
     # Each box with its label above it, shortened to the width of the image.

@@ -1,0 +1,3 @@
+from report_workspace import params, workspace
+
+__all__ = ["params", "workspace"]
