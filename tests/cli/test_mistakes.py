@@ -64,7 +64,7 @@ def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 NAMES = {command.name for command in app.registered_commands}  # a folder of contrib may be absent
-ROWS = [mistake for mistake in TABLE if mistake.command.split()[0] in NAMES]
+ROWS = [row for row in TABLE if row.command.split()[0] in NAMES]
 
 
 @pytest.mark.parametrize("mistake", ROWS, ids=lambda mistake: f"{mistake.command}: {mistake.what}")
