@@ -5,19 +5,21 @@
 
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.contrib import CONTRIB
+
 if TYPE_CHECKING:
-    from vlp_models.project import Project as Project
-    from vlp_models.serving.hub import VLP as VLP
+    from vlp_models.contrib.export.hub import VLP as VLP
+    from vlp_models.contrib.project_api.project import Project as Project
 
 __version__ = "0.1.0"
 
-_LAZY = {"Project": "vlp_models.project", "VLP": "vlp_models.serving.hub"}  # name -> its module
-
 
 def __getattr__(name: str) -> Any:
-    """Import what the package offers when it is first used, so that `vlp --help` does not wait for it."""
-    if name in _LAZY:
-        from importlib import import_module
+    """Import what folders of contrib offer when it is first used, so that `vlp --help` does not wait for it."""
+    for kinds in CONTRIB.values():
+        if target := kinds.get("api", {}).get(name):
+            from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+            module, _, attribute = target.partition(":")
+            return getattr(import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,6 @@ import typer
 
 from vlp_models.cli import (
     data,
-    export,
     pipeline,
     predict,
     project,
@@ -63,7 +62,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "answer": predict.answer,
         "judge": predict.judge,
         "predict": predict.predict,
-        "export": export.export,
     },
     "Registry and promotion": {
         "promote": registry.promote,
@@ -85,7 +83,6 @@ WORK = {
     "answer": "loading the model",
     "judge": "loading the model",
     "predict": "loading the model",
-    "export": "reading the registry",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",

@@ -22,6 +22,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "stage_builders": {"training_stats": "vlp_models.contrib.drift.plan:training_stats"},
         "new_data_parts": {"drift": "vlp_models.contrib.drift.plan:drift_part"},
     },
+    "export": {
+        "api": {"VLP": "vlp_models.contrib.export.hub:VLP"},
+        "exports": {"find": "vlp_models.contrib.export.hub:find_export"},
+    },
     "forgetting": {},
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
@@ -41,6 +45,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "plugin_kit": {},
+    "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
     "report_pictures": {"report_sections": {"pictures": "vlp_models.contrib.report_pictures.section:pictures"}},
     "research_formats": {
         "formats": {

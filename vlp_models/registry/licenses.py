@@ -9,16 +9,6 @@ from typing import Any
 
 from vlp_models.common.packages import PREFIX, library_of, license_of
 
-# As packages name their licenses -> the Hugging Face Hub's identifier
-IDENTIFIERS = {
-    **dict.fromkeys(("apache-2.0", "apache 2.0", "apache license 2.0", "apache 2.0 license"), "apache-2.0"),
-    **dict.fromkeys(("apache software license", "apache license, version 2.0"), "apache-2.0"),
-    **dict.fromkeys(("mit", "mit license"), "mit"),
-    **dict.fromkeys(("bsd", "bsd license"), "bsd"),
-    **{name: name for name in ("bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "unlicense")},
-    **{name: name for name in ("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0", "gpl-3.0", "lgpl-3.0", "mpl-2.0")},
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class BorrowedWeights:
@@ -96,14 +86,3 @@ def _find_license(source: str, architecture: str) -> str:
             return str((config and config.license) or "")
         return ""
     return license_of("torchvision") if library_of(source) else ""
-
-
-def hub_identifier(borrowed: list[BorrowedWeights]) -> str:
-    """Return the Hub's identifier of the license that all borrowed weights have; `other` if they have no single one.
-
-    `unknown` without borrowed weights: no license is stated.
-    """
-    if not borrowed:
-        return "unknown"
-    names = {IDENTIFIERS.get(weights.license.lower(), "other") for weights in borrowed}
-    return names.pop() if len(names) == 1 else "other"

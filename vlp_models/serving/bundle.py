@@ -7,7 +7,7 @@
 
 The hash of all of it is the version's identity, so a change to the serving code makes another version.
 
-An export (serving/export.py) is the same in Hugging Face's layout: the checkpoint's files are at the top, features.json
+An export (contrib/export) is the same in Hugging Face's layout: the checkpoint's files are at the top, features.json
 is preprocessor_config.json, and content.json lists no code. All functions that read a bundle read both.
 
 Imports no torch: the gate hashes bundles without it.

@@ -11,8 +11,8 @@ from torch import Tensor
 from vlp_models import VLP
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.export.layout import write_export
 from vlp_models.contrib.int8.equivalence import Equivalence, int8_bundle
-from vlp_models.serving.export import write_export
 from vlp_models.serving.predictor import Predictor
 
 

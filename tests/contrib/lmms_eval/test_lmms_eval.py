@@ -24,10 +24,10 @@ from PIL import Image
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.compare.read import read_runs
+from vlp_models.contrib.export.layout import write_export
 from vlp_models.contrib.lmms_eval.requests import CLASS_PATH, MODEL_ID, ModelArgs, find_text, manifest
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, MissingToolError, ParamsError
-from vlp_models.serving.export import write_export
 from vlp_models.serving.predictor import Predictor
 
 ROOT = Path(__file__).parents[3]

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.errors import DataError, MissingToolError, ParamsError, VLPError
 from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS
 
 if TYPE_CHECKING:
     from vlp_models.serving.predictor import Predictor
 
+EXPORTS = Table("exports", {})  # "find" -> the function that finds an export
 MODEL_ID = "vlp_flows"
 CLASS_PATH = "vlp_models.contrib.lmms_eval.model.RegisteredModel"
 ANSWERS = {"captioning": "caption", "vqa": "answer"}  # task -> the key of the prediction that is scored
@@ -130,9 +132,9 @@ def open_predictor(args: ModelArgs, device: str) -> tuple[Predictor, str]:
 
 def _find_bundle(args: ModelArgs) -> tuple[Path, str]:
     if args.pretrained:
-        from vlp_models.serving.hub import find_export
-
-        return find_export(args.pretrained), args.pretrained
+        if not EXPORTS:
+            raise MissingToolError("pretrained=FOLDER needs vlp_models/contrib/export, which is not installed")
+        return import_target(EXPORTS["find"])(args.pretrained), args.pretrained
     from vlp_models.params import TrackingParams, load_params
     from vlp_models.registry.client import model_name
     from vlp_models.registry.serving_cache import open_served_bundle

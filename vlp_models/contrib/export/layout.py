@@ -1,4 +1,4 @@
-"""Write a bundle as a folder in Hugging Face's layout, which `VLP.from_pretrained` (serving/hub.py) loads.
+"""Write a bundle as a folder in Hugging Face's layout, which `VLP.from_pretrained` (hub.py) loads.
 
     model.safetensors            the weights, names as in docs/reference/checkpoints.md
     config.json                  the checkpoint's config, with `library_name`, `model_type` and `architectures`

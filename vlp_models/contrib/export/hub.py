@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from vlp_models.contrib.export.layout import CARD, CONFIG, PATTERNS, check_library
 from vlp_models.errors import DataError, MissingToolError, VLPError, first_line
 from vlp_models.serving.bundle import CONTENT, list_files, read_bundle_info
-from vlp_models.serving.export import CARD, CONFIG, PATTERNS, check_library
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import ImageModel, Predictor
 

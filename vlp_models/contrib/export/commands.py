@@ -62,14 +62,14 @@ def export(
     # After the options were checked, since these imports take seconds.
     from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import SEARCH, Workspace
+    from vlp_models.contrib.export.card import hub_identifier, make_hub_card
+    from vlp_models.contrib.export.layout import EXPORT_WEIGHTS, check_target, write_export
     from vlp_models.params import load_params
-    from vlp_models.registry.card import make_hub_card
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
-    from vlp_models.registry.licenses import find_borrowed, hub_identifier
+    from vlp_models.registry.licenses import find_borrowed
     from vlp_models.registry.versions import download_verified_bundle, resolve_version
     from vlp_models.serving.bundle import read_bundle_info
-    from vlp_models.serving.export import EXPORT_WEIGHTS, check_target, write_export
     from vlp_models.tasks.caption_search import CAPTIONS
 
     if weights != "float32" and weights not in EXPORT_WEIGHTS:
@@ -130,3 +130,7 @@ def _check_licenses(name: str, borrowed: list[BorrowedWeights], lineage: dict[st
             f"{name}: unknown license: {', '.join(unknown)}; find out whether the weights may be passed on, then pass "
             "--accept-unknown-license"
         )
+
+
+COMMANDS = {"Use a model": {"export": export}}
+WORK = {"export": "reading the registry"}

@@ -19,17 +19,18 @@ from small_project import make_model
 from vlp_models import VLP
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.export import layout
+from vlp_models.contrib.export.card import hub_identifier, make_hub_card
+from vlp_models.contrib.export.layout import write_export
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.params import ModelParams, Params, to_plain
 from vlp_models.registry import licenses
-from vlp_models.registry.card import make_hub_card
-from vlp_models.registry.licenses import BorrowedWeights, find_borrowed, hub_identifier
+from vlp_models.registry.licenses import BorrowedWeights, find_borrowed
 from vlp_models.serving.bundle import read_bundle_info, write_bundle
-from vlp_models.serving.export import write_export
 from vlp_models.serving.predictor import Predictor
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = (
     "a red circle, isn't it? (below: a dotted square)",
     "[SEP] a [MASK] [CLS] [UNK]",
@@ -239,7 +240,7 @@ def test_export_is_complete_or_absent(
 ) -> None:
     bundle = bundle_of(page_project, "captioning")
     with monkeypatch.context() as broken, pytest.raises(OSError, match="disk"):
-        broken.setattr("vlp_models.serving.export.write_content", lambda *_: (_ for _ in ()).throw(OSError("disk")))
+        broken.setattr(layout, "write_content", lambda *_: (_ for _ in ()).throw(OSError("disk")))
         write_export(bundle, tmp_path / "export", "")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
@@ -258,7 +259,7 @@ def test_export_brings_no_code(
     """Neither is a project's plugin exported, nor does an export choose what is imported."""
     own = {"families": {"tden": "plugins.mine:Mine"}}
     with monkeypatch.context() as patch:
-        patch.setattr("vlp_models.serving.export.active_plugins", lambda kind: own.get(kind, {}))
+        patch.setattr(layout, "active_plugins", lambda kind: own.get(kind, {}))
         with pytest.raises(CheckpointError, match=r"`plugins\.families\.tden: .*an export has no code"):
             write_export(bundle_of(page_project, "vqa"), tmp_path / "export", "")
     assert not (tmp_path / "export").exists()

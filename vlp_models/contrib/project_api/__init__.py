@@ -1,0 +1,1 @@
+"""`Project`: a project from Python, for notebooks."""
