@@ -30,6 +30,7 @@ BORROWERS = {
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
+    "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets"],
     "fuzz/test_fuzz.py": ["plugin_kit", "research_formats"],
     "flows/test_deployment.py": ["drift"],
     "flows/test_unattended.py": ["drift"],

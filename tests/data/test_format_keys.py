@@ -78,11 +78,8 @@ def test_keys_stay_next_to_each_other_in_plain_data() -> None:
         ({"format": "pairs", "karpathy": "a"}, "unknown key `data.x.karpathy` of the format pairs"),
         ({"format": "texts", "group_near_duplicates": True}, "`data.x.group_near_duplicates`: the format texts takes"),
         ({"format": "texts", "val_fraction": 0.1}, "remove the key (name the files of val in data.x.texts)"),
-        (
-            {"format": "hf", "options": {"splits": []}},
-            "unknown key `data.x.options` of the format hf; known: format, root",
-        ),
-        ({"format": "hf", "splits": "dev"}, "`data.x.splits` must be a list"),
+        ({"format": "coco", "options": {"karpathy": ""}}, "unknown key `data.x.options` of the format coco"),
+        ({"format": "coco", "captions": {"train": 1}}, "`data.x.captions"),
         ({"format": "own", "colums": 1}, "unknown key `data.x.colums` of the format own; did you mean `columns`?"),
         ({"format": "own", "columns": "b"}, "`data.x.columns` must be an integer"),
     ],

@@ -104,11 +104,16 @@ def use(
 
 def _pin_roots(params: Params) -> list[str]:
     """Return the assignments that add the commit to the datasets on the Hub that are named without one."""
-    from vlp_models.data.hub_datasets import is_on_hub, pin
+    from vlp_models.common.plugins import import_target
+    from vlp_models.data.formats import FORMATS
 
     assignments = []
     for name, source in params.data.items():
-        if is_on_hub(source.root) and (root := pin(name, source.root)) != source.root:
+        if not source.is_remote or source.format not in FORMATS:
+            continue
+        # Only a reader that downloads datasets pins them.
+        pin_root = getattr(import_target(FORMATS[source.format]), "pin_root", None)
+        if pin_root and (root := pin_root(name, source.root)) != source.root:
             assignments.append(f"data.{name}.root={root}")
             print(
                 f"data.{name}.root: {source.root} may move, so params.yaml gets its commit of now; "

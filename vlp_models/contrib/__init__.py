@@ -27,6 +27,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "exports": {"find": "vlp_models.contrib.export.hub:find_export"},
     },
     "forgetting": {},
+    "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},

@@ -67,6 +67,11 @@ class SourceParams:
     val_fraction: Share = 0.0  # share of train moved to val, by a hash of the photo's id or group
     limit: NonNegativeInt = 0  # read only the first records of each split (format pairs: of all files); 0: all
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether `root` is an address, such as hf://OWNER/NAME@COMMIT, instead of a folder."""
+        return "://" in self.root
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetParams(SourceParams):

@@ -27,7 +27,6 @@ from vlp_models.common.packages import PREFIX, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.workspace import WITHDRAWN, Workspace
 from vlp_models.contrib.bundles.run_bundle import ITEMS, PARAMS, SCORES, RunBundle, environment
-from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import EXTRA, ItemScores
@@ -214,7 +213,7 @@ def _local_inputs(params: Params) -> list[str]:
     """
     datasets = [source for name, source in params.data.items() if not find_generator(params, name)]
     # roots, files outside them, weights and vocabularies, imported features
-    named = [source.root for source in datasets if source.root and not is_on_hub(source.root)]
+    named = [source.root for source in datasets if source.root and not source.is_remote]
     named += [path for source in datasets for path in files_outside_root(source)]
     sources = [source for source, _ in named_sources(params, regions=True)]
     named += [source for source in sources if weights_dependency(source) and not source.startswith(PREFIX)]

@@ -20,7 +20,6 @@ FORMATS = Table(
     {
         "coco": "vlp_models.data.formats.coco:read",
         "pairs": "vlp_models.data.formats.pairs:read",
-        "hf": "vlp_models.data.formats.hf:read",
         "texts": "vlp_models.data.formats.pairs:read_texts",
     },
 )

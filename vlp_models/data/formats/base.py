@@ -59,18 +59,28 @@ class Rows(Protocol):
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 
-def fills(*views: str, origin_of_val: str = "", way_to_get: str = "") -> Callable[[Reader], Reader]:
+def fills(
+    *views: str,
+    origin_of_val: str = "",
+    way_to_get: str = "",
+    check_root: Callable[[str, str], object] | None = None,
+    pin_root: Callable[[str, str], str] | None = None,
+) -> Callable[[Reader], Reader]:
     """Name the views whose tables a reader fills: stages then depend on the code of these views and of no others.
 
     Args:
         origin_of_val: for a reader that divides no split: where its val comes from. `{name}` is the dataset's.
-        way_to_get: what to do if the dataset's folder is missing. `{name}` is the dataset's.
+        way_to_get: what to do if the dataset's folder is missing. `{name}` is the dataset's, `{root}` the folder.
+        check_root: for a reader that also downloads datasets: raises a ParamsError if an address is invalid or may
+            move; it gets the dataset's name and `root`.
+        pin_root: likewise; returns the address with the version that it has now. `vlp use` writes it to params.yaml.
     """
 
     def named(reader: Reader) -> Reader:
         reader.views = views  # type: ignore[attr-defined]
         reader.origin_of_val = origin_of_val  # type: ignore[attr-defined]
         reader.way_to_get = way_to_get  # type: ignore[attr-defined]
+        reader.check_root, reader.pin_root = check_root, pin_root  # type: ignore[attr-defined]
         return reader
 
     return named

@@ -13,12 +13,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from vlp_models.common.io import HEAD, explain_not_text
 from vlp_models.data.formats.base import RecordError, Tables, _short, printable
 from vlp_models.errors import DataError, explain_system_error
+
+
+def is_hidden(path: PurePath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def read_text(path: Path, purpose: str) -> str:

@@ -43,9 +43,8 @@ from vlp_models.data.formats.base import (
     is_utf8,
     join_id,
 )
-from vlp_models.data.formats.files import open_lines, read_csv, read_lines, require_directory
+from vlp_models.data.formats.files import is_hidden, open_lines, read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import Division, check_splits, hold_out, split_held_out
-from vlp_models.data.hub_datasets import is_hidden
 from vlp_models.data.joins import Database
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import (

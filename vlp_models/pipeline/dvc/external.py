@@ -15,7 +15,6 @@ from typing import Any
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.data.hub_datasets import check_pinned, is_on_hub
 from vlp_models.errors import DataError, ParamsError, explain_system_error, is_accessible
 from vlp_models.params import DatasetParams, Params
 
@@ -170,20 +169,22 @@ def check_roots(params: Params, root: Path, names: Iterable[str] | None = None, 
 
 
 def _explain_root(params: Params, name: str, root: Path) -> str:
-    """Return what is wrong with a dataset's root and the way out, or ""; the Hub is not queried."""
+    """Return what is wrong with a dataset's root and the way out, or ""; nothing is downloaded."""
     from vlp_models.data.formats import FORMATS
 
     source = params.data[name]
-    if is_on_hub(source.root):
-        if source.format != "hf":
-            return f"params.yaml: `data.{name}.root: {source.root}`: only the format hf reads datasets of the Hub"
+    reader = import_target(FORMATS[source.format]) if source.format in FORMATS else None
+    key = f"params.yaml: `data.{name}.root: {source.root}`"
+    if source.is_remote:
+        check_root = getattr(reader, "check_root", None)
+        if check_root is None:
+            return f"{key}: the format {source.format} reads a folder, not an address"
         try:
-            check_pinned(name, source.root)
+            check_root(name, source.root)
         except ParamsError as error:
             return str(error)
         return ""
     folder = root / source.root
-    key = f"params.yaml: `data.{name}.root: {source.root}`"
     if folder.is_dir():
         # The right to read lists a folder, the right to execute opens the files in it.
         if is_accessible(folder, os.R_OK | os.X_OK):
@@ -193,20 +194,12 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
     if folder.is_symlink() and not folder.exists():
         fault = f"a symbolic link to {folder.readlink()}, which does not exist"
     # the way out depends on where such a dataset comes from
-    reader = import_target(FORMATS[source.format]) if source.format in FORMATS else None
     if Path(source.root) == Path(params.ingest.dataset):
         way_out = f"`vlp ingest` creates it; until then, remove the dataset with `vlp use --set data.{name}=null`"
     elif (tracked := Path(f"{folder}.dvc")).exists():
         way_out = f"fetch it with `dvc pull {os.path.relpath(tracked, root)}`"
     elif way_to_get := getattr(reader, "way_to_get", ""):
-        way_out = way_to_get.format(name=name)
-    elif source.format == "hf":
-        # `OWNER/NAME` has one slash, as `data/NAME` has.
-        is_repo = source.root.count("/") == 1 and not source.root.startswith("data/")
-        repo = source.root if is_repo else "OWNER/NAME"
-        way_out = f"name a dataset of the Hub with `vlp use --set data.{name}.root=hf://{repo}`"
-        if not is_repo:
-            way_out = f"get it with `hf download {repo} --repo-type dataset --local-dir {source.root}`, or {way_out}"
+        way_out = way_to_get.format(name=name, root=source.root)
     else:
         way_out = (
             f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "

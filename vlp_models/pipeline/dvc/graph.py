@@ -18,7 +18,6 @@ from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.workspace import WITHDRAWN
-from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
@@ -219,7 +218,7 @@ def prepare(c: Context) -> Stage:
     views = {name: [code("views", view) for view in c.used.filled[name]] for name in c.params.data}
     return foreach(
         {
-            name: {"root": NOTHING if is_on_hub(source.root) else source.root, "format": source.format}
+            name: {"root": NOTHING if source.is_remote else source.root, "format": source.format}
             | _padded("other", other_files[name], other_files)
             | _padded("view", views[name], views)
             for name, source in c.params.data.items()

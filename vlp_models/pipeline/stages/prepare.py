@@ -26,7 +26,6 @@ from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdra
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
-from vlp_models.data.hub_datasets import is_on_hub
 from vlp_models.data.images import ImageError, is_misnamed, read_file
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
@@ -59,7 +58,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, f"prepare@{key}"):
         check_roots(params, workspace.root, [key])
         # Missing after `check_roots`, so it is the folder of a generator that has not run.
-        if not is_on_hub(source.root) and not (workspace.root / source.root).is_dir():
+        if not source.is_remote and not (workspace.root / source.root).is_dir():
             folder, generator = workspace.root / source.root, find_generator(params, key)
             raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
         # A reader streams its rows to tables in the output directory; nothing of it is there unless all succeeds.
@@ -179,7 +178,7 @@ class _ImageFiles:
     """
 
     def __init__(self, key: str, source: DatasetParams, root: Path, directory: Path) -> None:
-        self.folders = [] if is_on_hub(source.root) else _folders(root / source.root, source.images)
+        self.folders = [] if source.is_remote else _folders(root / source.root, source.images)
         self._extracted = Path(os.path.abspath(directory / EXTRACTED))  # noqa: PTH100
         self.renamed: set[str] = set()
         self._key, self._allow_external = key, source.allow_external_images

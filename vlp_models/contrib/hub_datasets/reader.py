@@ -1,4 +1,4 @@
-"""Hugging Face datasets: folders as `hf download --local-dir` writes them, or names on the Hub (data/hub_datasets.py).
+"""Hugging Face datasets: folders as `hf download --local-dir` writes them, or names on the Hub (download.py).
 
     parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
     imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlp_models.common.io import HEAD
+from vlp_models.contrib.hub_datasets.download import METADATA, PARQUET, SUFFIXES, TAR, check_pinned, download, pin
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -43,10 +44,9 @@ from vlp_models.data.formats.base import (
     join_id,
     printable,
 )
-from vlp_models.data.formats.files import read_csv, read_lines, require_directory
+from vlp_models.data.formats.files import is_hidden, read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_image_name, read_language, read_split
 from vlp_models.data.formats.splits import SplitsParams
-from vlp_models.data.hub_datasets import METADATA, PARQUET, SUFFIXES, TAR, download, is_hidden, is_on_hub
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
 from vlp_models.errors import DataError, first_line
@@ -72,18 +72,24 @@ class HuggingFaceParams(SplitsParams):
     caption_column: str = ""  # the column, or in tars the suffix or JSON key, of the caption or captions
 
 
-@fills("captions")
+@fills(
+    "captions",
+    way_to_get="get it with `hf download OWNER/NAME --repo-type dataset --local-dir {root}`, or name a dataset of "
+    "the Hub with `vlp use --set data.{name}.root=hf://OWNER/NAME`",
+    check_root=check_pinned,
+    pin_root=pin,
+)
 def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
     """Read a folder of parquet files, of tars, or of images with their metadata.
 
     `params.limit` keeps the first rows of each split; if no row names a split, of the dataset.
 
     Raises:
-        DataError: the dataset cannot be downloaded (`hub_datasets.download`), the folder has none of these, a file is
+        DataError: the dataset cannot be downloaded (`download.download`), the folder has none of these, a file is
             damaged or its path is not UTF-8, columns are missing or could be several, or a tar has links or paths that
             lead out of it.
     """
-    if is_on_hub(params.root):
+    if params.is_remote:
         root = download(name, params.root)
     else:
         root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
@@ -261,7 +267,7 @@ class _Reader:
         folder = metadata.parent.relative_to(self.root).as_posix()
         key = posixpath.normpath(posixpath.join(folder, image.replace("\\", "/")))
         # a local folder stays where it is; the Hub's cache may be deleted
-        if not is_on_hub(self.params.root):
+        if not self.params.is_remote:
             return key, Path(os.path.normpath(metadata.parent / image))
         file = self.root / key
         # a dataset of others must not read files of this machine

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vlp_models.data.formats.files import is_hidden
 from vlp_models.errors import DataError, MissingToolError, ParamsError, first_line
 
 PREFIX = "hf://"
@@ -52,11 +53,6 @@ class HubDataset:
     @property
     def is_pinned(self) -> bool:
         return COMMIT.fullmatch(self.revision) is not None
-
-
-def is_on_hub(root: str) -> bool:
-    """Return whether the `root` of a dataset is a name on the Hub, not a folder."""
-    return root.startswith(PREFIX)
 
 
 def parse_root(name: str, root: str) -> HubDataset:
@@ -133,10 +129,6 @@ def download(name: str, root: str) -> Path:
         if _is_data(name_in_repo, endings):
             _check_hash(name, dataset, snapshot / name_in_repo, file)
     return snapshot / dataset.folder
-
-
-def is_hidden(path: PurePath) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _choose_layout(name: str, dataset: HubDataset, files: Iterable[str]) -> tuple[str, ...]:

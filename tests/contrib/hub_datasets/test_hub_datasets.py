@@ -23,7 +23,7 @@ from vlp_models.pipeline.dvc.graph import NOTHING
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOKEN = "hf_secret"
 OTHER = "b" * 40
 CODE = {"pets.py": b"raise SystemExit", "weights.bin": b"pickle", "data.pkl": b"pickle", "README.md": b"# Pets"}
@@ -192,7 +192,7 @@ def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) 
     assert stages["prepare"]["foreach"]["pets"]["root"] == NOTHING, "the commit is a param, the cache no dependency"
     assert stages["prepare"]["foreach"]["scenes"]["root"] == "data/raw/scenes"
     wrong = dataclasses.replace(params, data={"pets": DatasetParams.of(format="coco", root=f"hf://{REPOSITORY}")})
-    assert "only the format hf reads datasets of the Hub" in explain_roots(wrong, folder)[0]
+    assert "the format coco reads a folder, not an address" in explain_roots(wrong, folder)[0]
 
     hub.revisions["main"] = OTHER
     assert "may move" not in use("tokenizer.vocab_size=500")
