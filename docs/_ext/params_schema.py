@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from reference import dataclass_in, describe_class, describe_fields, field_default
+from reference import dataclass_in, describe_class, describe_fields, field_default, field_hints, fields_of
 
 from vlp_models.common.plugins import KINDS as PLUGIN_KINDS
 from vlp_models.data.formats import FORMATS, params_class
@@ -60,7 +60,6 @@ def params_schema() -> str:
     definitions["FinetuneParams"]["properties"]["start"]["pattern"] = f"^({'|'.join(KINDS)})/{NAME.pattern}$"
     definitions["ModelParams"]["allOf"] = [_config_of(family, definitions) for family in FAMILIES.builtin]
     entry = definitions["DatasetParams"]
-    del entry["properties"]["options"]
     entry["additionalProperties"] = True  # the keys of a plugin's format; those of built-in ones:
     entry["allOf"] = [_keys_of(name, definitions) for name in FORMATS.builtin]
     schema = {
@@ -74,9 +73,9 @@ def params_schema() -> str:
 
 def _object_schema(cls: type, definitions: dict[str, Schema]) -> Schema:
     """Return the schema of a section, and put those of the sections in it into `definitions`."""
-    hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
+    hints, meanings = field_hints(cls), describe_fields(cls)
     properties, required = {}, []
-    for field in dataclasses.fields(cls):
+    for field in fields_of(cls):
         entry = _value_schema(hints[field.name], definitions)
         if meaning := meanings.get(field.name, ""):
             entry["description"] = meaning
@@ -113,7 +112,7 @@ def _value_schema(hint: Any, definitions: dict[str, Schema]) -> Schema:
 def _drop_required(cls: type, definitions: dict[str, Schema]) -> None:
     """Let the keys of a run be absent, at any level: they may come from `defaults`."""
     definitions[cls.__name__].pop("required", None)
-    for hint in typing.get_type_hints(cls, include_extras=True).values():
+    for hint in field_hints(cls).values():
         if (inner := dataclass_in(hint)) is not None:
             _drop_required(inner, definitions)
 

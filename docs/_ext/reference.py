@@ -19,6 +19,7 @@ from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import META_FACTS, meta_model
 from vlp_models.models.shared_objectives import FAMILY_ONLY, SHARED, own_objectives, refusal
 from vlp_models.params import DatasetParams, ModelParams, Params, SourceParams
+from vlp_models.params.schema import OneOf, contrib_sections
 
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*) {2,}(\S.*)$")  # of a class docstring: `name  what it sets`
 MORE = re.compile(r"^ {6,}(\S.*)$")
@@ -55,8 +56,8 @@ def params_page() -> str:
         "`vlp use PRESET` merges a preset into params.yaml; `vlp use --set key.of.a.value=5` sets one value.",
         "",
     ]
-    hints = typing.get_type_hints(Params, include_extras=True)
-    for field in dataclasses.fields(Params):
+    hints = field_hints(Params)
+    for field in fields_of(Params):
         cls = dataclass_in(hints[field.name])
         named = typing.get_origin(hints[field.name]) is dict
         lines += [f"## {field.name}", ""]
@@ -74,12 +75,10 @@ def _tables(cls: type, where: str, seen: set[type]) -> Iterator[str]:
     seen.add(cls)
     if first := describe_class(cls):
         yield f"{_escape(first)}\n"
-    hints, meanings = typing.get_type_hints(cls, include_extras=True), describe_fields(cls)
+    hints, meanings = field_hints(cls), describe_fields(cls)
     yield "| key | type | default | |\n|---|---|---|---|"
     inner = []
-    for field in dataclasses.fields(cls):
-        if field.name == getattr(cls, "further_keys", ""):
-            continue
+    for field in fields_of(cls):
         nested = dataclass_in(hints[field.name])
         kind = _type_name(hints[field.name])
         yield f"| `{where}.{field.name}` | {kind} | {_default(field)} | {_escape(meanings.get(field.name, ''))} |"
@@ -116,6 +115,22 @@ def describe_class(cls: type) -> str:
     if text.startswith(("\n", f"{cls.__name__}(")):
         return ""
     return " ".join(text.partition("\n\n")[0].split())
+
+
+def fields_of(cls: type) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a params class that are keys of params.yaml, then the sections of contrib in it."""
+    own = [field for field in dataclasses.fields(cls) if field.name != getattr(cls, "further_keys", "")]
+    added = [(name, section, dataclasses.field(default_factory=section)) for name, section in _sections(cls)]
+    return [*own, *dataclasses.fields(dataclasses.make_dataclass("Sections", added))]
+
+
+def field_hints(cls: type) -> dict[str, Any]:
+    """Return the types of `fields_of`, with their bounds."""
+    return typing.get_type_hints(cls, include_extras=True) | dict(_sections(cls))
+
+
+def _sections(cls: type) -> list[tuple[str, type]]:
+    return list(contrib_sections(cls).items())
 
 
 def describe_fields(cls: type) -> dict[str, str]:
@@ -173,6 +188,8 @@ def dataclass_in(hint: Any) -> type | None:
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Annotated:
         base, *extra = typing.get_args(hint)
+        if choices := [name for one_of in extra if isinstance(one_of, OneOf) for name in one_of.names]:
+            return ", ".join(f"`{name}`" for name in choices)
         limits = [m for field in extra for m in getattr(field, "metadata", [])]
         bounds = {type(m).__name__.lower(): getattr(m, type(m).__name__.lower(), None) for m in limits}
         signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -17,6 +17,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params
+from vlp_models.pipeline.engines import Cluster
 from vlp_models.pipeline.stages import detector, features, shards
 
 LENIENT = {"min_score": 0.01, "max_regions": 4}
@@ -66,7 +67,7 @@ def test_output_of_two_processes_equals_that_of_one(workspace: Workspace) -> Non
     shards.run(params, workspace)
     alone = hash_path(workspace.features), hash_path(workspace.shards)
     shutil.rmtree(workspace.root / ".work" / "features" / "kept")
-    params = dataclasses.replace(params, cluster=dataclasses.replace(params.cluster, workers=2))
+    params = dataclasses.replace(params, sections={"cluster": Cluster(workers=2)})
     features.run(params, workspace)
     shards.run(params, workspace)
     assert (hash_path(workspace.features), hash_path(workspace.shards)) == alone

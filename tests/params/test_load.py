@@ -25,10 +25,26 @@ from vlp_models.params import (
     build,
     load_params,
     parse_params,
+    schema,
     to_plain,
 )
+from vlp_models.params.schema import SECTIONS, Share
 
 ROOT = Path(__file__).parents[2]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnParams:
+    share: Share = 0.5
+
+
+@pytest.fixture
+def sections_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sections `own`, top-level and of a fine-tuning; sections and a launcher `absent`, of a missing folder."""
+    for name in ("own", "finetune.NAME.own"):
+        monkeypatch.setitem(SECTIONS, name, f"{__name__}:OwnParams")
+    absent = {"params": {"absent": "gone", "finetune.NAME.absent": "gone"}, "launchers": {"absent": "gone"}}
+    monkeypatch.setattr(schema, "absent_entries", lambda kind: absent[kind])
 
 
 def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
@@ -53,7 +69,6 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
         ("defaults.finetune.optimizer.betas", [0.9, 1.0]),
         ("defaults.finetune.optimizer.ema_decay", 1.0),
         ("defaults.finetune.optimizer.groups", {"x": {"kind": "sgd", "momentum": 1.0}}),
-        ("defaults.finetune.lora", {"rank": 8, "dropout": 1.0}),
         ("defaults.pretrain.snapshots", {"keep": 2, "metric": "loss"}),
         ("flow.retry_delays", [-1]),
         ("flow.timeout_hours", {"finetune": 0.0}),
@@ -70,9 +85,6 @@ def edited(tmp_path: Path, edit: dict[str, object]) -> Path:
         ("promotion.resamples", 10**9),
         ("promotion.split", "tset"),
         ("evaluate.splits", ["x;y"]),
-        ("cluster.workers", -1),
-        ("cluster.cpus", 0),
-        ("cluster.gpus", 2),
         ("tracking.model_prefix", "a'b"),
         ("tracking.experiment", ""),
     ],
@@ -139,6 +151,42 @@ def test_shipped_params_are_valid_and_plain() -> None:
 def test_errors_name_the_key_and_the_nearest_one(tmp_path: Path, edit: dict[str, object], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         load_params(edited(tmp_path, edit))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            {"defaults.finetune.own": {"share": 1.5}},
+            r"`finetune\.tden-captioning\.own\.share: 1\.5` should be less",
+        ),
+        ({"finetune.tden-vqa.own": {"rate": 1}}, r"unknown key `finetune\.tden-vqa\.own\.rate`"),
+        ({"finetune.tden-vqa.own": 1}, r"`finetune\.tden-vqa\.own` must be a section"),
+        (
+            {"finetune.tden-vqa.absent": {"share": 1}},
+            r"`finetune\.tden-vqa\.absent` needs vlp_models/contrib/gone",
+        ),
+        ({"defaults.finetune.absent": {}}, r"`defaults\.finetune\.absent` needs vlp_models/contrib/gone"),
+        ({"trainer.launcher": "absent"}, r"`trainer\.launcher: absent` needs vlp_models/contrib/gone"),
+        ({"trainer.launcher": "locl"}, r"`trainer\.launcher` must be one of local.*did you mean `local`"),
+    ],
+)
+def test_errors_in_sections_of_contrib_name_the_key_or_the_absent_folder(
+    tmp_path: Path, edit: dict[str, object], message: str, sections_of_contrib: None
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        load_params(edited(tmp_path, edit))
+
+
+def test_sections_of_contrib_have_defaults_and_those_of_absent_folders_are_ignored(
+    tmp_path: Path, sections_of_contrib: None
+) -> None:
+    params = load_params(edited(tmp_path, {"absent": {"any": 1}, "defaults.finetune.own": {"share": 0.25}}))
+    assert params.section(OwnParams) == OwnParams(share=0.5)
+    assert params.finetune["tden-vqa"].section(OwnParams) == OwnParams(share=0.25)
+    plain = to_plain(params)
+    assert plain["own"] == {"share": 0.5} and plain["finetune"]["tden-vqa"]["own"] == {"share": 0.25}
+    assert "absent" not in plain and parse_params(plain) == params
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))

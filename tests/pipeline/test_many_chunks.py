@@ -23,6 +23,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.shards.write import shard_name
 from vlp_models.data.tables import TableWriter, read_table
 from vlp_models.params import Params
+from vlp_models.pipeline.engines import Cluster
 from vlp_models.pipeline.stages import features, shards
 from vlp_models.vision.region_source import quarantine_row
 from vlp_models.vision.simple_regions import GridSource
@@ -90,7 +91,7 @@ def settings(per_shard: int) -> Params:
     return dataclasses.replace(
         params,
         shards=dataclasses.replace(params.shards, images_per_shard=per_shard),
-        cluster=dataclasses.replace(params.cluster, workers=1),  # in this process, which has the patches
+        sections={"cluster": Cluster(workers=1)},  # in this process, which has the patches
     )
 
 

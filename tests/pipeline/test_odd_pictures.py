@@ -16,6 +16,7 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.params import DatasetParams, Params, load_params
+from vlp_models.pipeline.engines import Cluster
 from vlp_models.pipeline.stages import features, prepare, validate
 from vlp_models.serving.images import open_image
 
@@ -65,7 +66,7 @@ def settings() -> Params:
         data={"pairs": DatasetParams.of(format="pairs", root="data/raw/pairs", pairs="pairs.csv")},
         validate=dataclasses.replace(params.validate, max_bad_fraction=0.5),
         features=dataclasses.replace(params.features, source="grid"),
-        cluster=dataclasses.replace(params.cluster, workers=1),
+        sections={"cluster": Cluster(workers=1)},
     )
 
 

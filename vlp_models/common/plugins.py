@@ -59,9 +59,7 @@ class Table(dict[str, str]):
     """name -> `module:object` of one kind: the built-in entries, of the core and of contrib, then those of plugins."""
 
     def __init__(self, kind: str, core: Mapping[str, str]) -> None:
-        builtin = dict(core)
-        for folder in contrib_folders():
-            builtin |= CONTRIB[folder].get(kind, {})
+        builtin = dict(core) | contrib_entries(kind)
         super().__init__(builtin)
         self.kind, self.builtin = kind, builtin
         _tables[kind] = self
@@ -72,6 +70,18 @@ class Table(dict[str, str]):
 def contrib_folders() -> list[str]:
     """Return the names of the folders of vlp_models/contrib that exist."""
     return [name for name in CONTRIB if importlib.util.find_spec(f"{PACKAGE}.contrib.{name}")]
+
+
+def contrib_entries(kind: str) -> dict[str, str]:
+    """Return name -> `module:object` of the entries of one kind that folders of contrib add."""
+    entries = [CONTRIB[folder].get(kind, {}) for folder in contrib_folders()]
+    return {name: target for added in entries for name, target in added.items()}
+
+
+def absent_entries(kind: str) -> dict[str, str]:
+    """Return name -> folder of the entries of one kind that folders of contrib would add which do not exist."""
+    absent = CONTRIB.keys() - set(contrib_folders())
+    return {name: folder for folder in sorted(absent) for name in CONTRIB[folder].get(kind, {})}
 
 
 def use_plugins(declared: Mapping[str, Mapping[str, str]], root: Path) -> None:

@@ -4,7 +4,9 @@ A folder has its code and, if it adds commands to `vlp`, a `commands.py` with `C
 Its tests are in tests/contrib/NAME. With a folder deleted, everything else works.
 """
 
-# folder -> what it adds to the tables of plugins: kind -> name -> `module:object`
+# folder -> what it adds to the tables of plugins: kind -> name -> `module:object`. Entries of the kind `params` are its
+# sections of params.yaml, by dotted name (`finetune.NAME.lora`); without the folder, one at the top of the file is
+# ignored, and any other is an error that names the folder.
 CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "augment": {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
@@ -36,14 +38,25 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "engines": {
             "chunks": "vlp_models.contrib.launchers.ray_chunks:make_mapper",
             "training": "vlp_models.contrib.launchers.launch:launch",
-        }
+        },
+        "launchers": {
+            "torchrun": "vlp_models.contrib.launchers.torchrun:start",
+            "slurm": "vlp_models.contrib.launchers.slurm:start",
+            "ray": "vlp_models.contrib.launchers.ray_train:start",
+            "kubeflow": "vlp_models.contrib.launchers.kubeflow:start",
+        },
+        "params": {
+            "cluster": "vlp_models.contrib.launchers.params:ClusterParams",
+            "launchers": "vlp_models.contrib.launchers.params:LaunchersParams",
+        },
     },
     "lmms_eval": {},
     "lora": {
         "adapters": {
             "add": "vlp_models.contrib.lora.adapters:add_lora",
             "publish": "vlp_models.contrib.lora.adapters:publish_adapters",
-        }
+        },
+        "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},
     },
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
@@ -65,8 +78,8 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "sinks": {
         "sinks": {
-            "trackio": "vlp_models.contrib.sinks.package_runs:TrackioRun",
             "wandb": "vlp_models.contrib.sinks.package_runs:WandbRun",
+            "trackio": "vlp_models.contrib.sinks.package_runs:TrackioRun",
         }
     },
     "stack": {"status": {"prefect": "vlp_models.contrib.stack.commands:describe"}},

@@ -26,7 +26,6 @@ from vlp_models.params.load import (
 )
 from vlp_models.params.operations import (
     SEARCH_OPTIONS,
-    ClusterParams,
     EvaluateParams,
     FlowParams,
     GateParams,
@@ -39,7 +38,6 @@ from vlp_models.params.runs import (
     ExtraCaptionsParams,
     FinetuneParams,
     GroupParams,
-    LoraParams,
     ModelParams,
     ObjectiveParams,
     OptimizerParams,
@@ -62,7 +60,6 @@ from vlp_models.params.schema import (
 __all__ = [
     "SEARCH_OPTIONS",
     "AugmentParams",
-    "ClusterParams",
     "DatasetParams",
     "DetectorBackbone",
     "DetectorParams",
@@ -76,7 +73,6 @@ __all__ = [
     "GeneratorParams",
     "GroupParams",
     "IngestParams",
-    "LoraParams",
     "ModelParams",
     "NearDuplicateParams",
     "ObjectiveParams",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vlp_models.common.io import HEAD, convert_command, explain_not_text
 from vlp_models.common.plugins import use_plugins
@@ -25,10 +24,8 @@ from vlp_models.params.data import (
     ValidateParams,
 )
 from vlp_models.params.operations import (
-    ClusterParams,
     EvaluateParams,
     FlowParams,
-    LaunchersParams,
     PromotionParams,
     TrackingParams,
 )
@@ -41,14 +38,16 @@ from vlp_models.params.runs import (
     TrainerParams,
     split_start,
 )
-from vlp_models.params.schema import build, suggestion, to_plain
+from vlp_models.params.schema import Extensible, build, check_key, suggestion, to_plain
 
 DEFAULTS = {"pretrain": PretrainParams, "finetune": FinetuneParams}  # the sections that `defaults` may set
 MAX_DEPTH, MAX_VALUES = 50, 200_000  # of a YAML document; params.yaml has six levels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Params:
+class Params(Extensible):
+    prefix: ClassVar[str] = ""
+
     generate: dict[str, GeneratorParams] = field(default_factory=dict)
     data: dict[str, DatasetParams]
     validate: ValidateParams
@@ -64,8 +63,6 @@ class Params:
     evaluate: EvaluateParams
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
-    cluster: ClusterParams = field(default_factory=ClusterParams)
-    launchers: LaunchersParams = field(default_factory=LaunchersParams)
     ingest: IngestParams = field(default_factory=IngestParams)
     drift: DriftParams = field(default_factory=DriftParams)
     flow: FlowParams = field(default_factory=FlowParams)
@@ -278,10 +275,8 @@ def _apply_defaults(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
             raise ParamsError(f"{file}: unknown key `defaults.{section}`{suggestion(str(section), DEFAULTS)}")
         if not isinstance(values, dict):
             raise ParamsError(f"{file}: `defaults.{section}` must be a section, found {values!r}")
-        keys = [f.name for f in dataclasses.fields(DEFAULTS[section])]
         for key in values:
-            if key not in keys:
-                raise ParamsError(f"{file}: unknown key `defaults.{section}.{key}`{suggestion(str(key), keys)}")
+            check_key(DEFAULTS[section], key, f"defaults.{section}", file)
         entries = full.get(section)
         if isinstance(entries, dict):
             # A copy, so that the caller's data stays as it was read.

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from vlp_models.common.packages import is_source
 from vlp_models.params.schema import (
+    Extensible,
     NonNegativeFloat,
     NonNegativeInt,
+    OneOf,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -131,7 +133,7 @@ class TrainerParams:
     parallel_finetune  fine-tunings that `vlp run` trains at the same time on a CPU, each with its share of the cores
     """
 
-    launcher: Literal["local", "torchrun", "slurm", "ray", "kubeflow"] = "local"
+    launcher: Annotated[str, OneOf("launchers", "local")] = "local"
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
     devices: PositiveInt = 1
     precision: Literal["auto", "bf16-where-native", "32-true", "bf16-mixed"] = "auto"
@@ -397,28 +399,7 @@ class ExtraCaptionsParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraParams:
-    """Adapters that are trained instead of the model's weights (contrib/lora). The task's head is trained, too.
-
-    rank     of the product that is added to a layer's weights; 0: no adapters, all weights are trained
-    alpha    the product is multiplied by alpha / rank
-    dropout  of an adapter's input
-    targets  ends of names of linear layers and embeddings (qkv, out, words); empty: all linear layers
-    """
-
-    rank: NonNegativeInt = 0
-    alpha: PositiveFloat = 16.0
-    dropout: ShareBelowOne = 0.0
-    targets: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        # Settings of adapters without adapters: `rank` was probably forgotten.
-        if not self.rank and (self.alpha, self.dropout, self.targets) != (16.0, 0.0, []):
-            raise ValueError("`lora` has no `rank`, so it would train all weights; set it, for example to 8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneParams(TrainingParams):
+class FinetuneParams(TrainingParams, Extensible):
     """One fine-tuning run, registered as one version.
 
     variant          shared by runs that differ in seed only, so that they are reported as one; empty: the run's name
@@ -428,9 +409,10 @@ class FinetuneParams(TrainingParams):
                      image is encoded once for all of them (most of SOHO's computation is the image side)
     blank_images     text-only baseline: every image is blanked
     augment          captions that a model wrote for the training images
-    lora             trains adapters only; the checkpoint has them merged, and separately in `adapter/`
     options          options of the task, its `TaskModel.options_class`
     """
+
+    prefix: ClassVar[str] = "finetune.NAME."
 
     task: str
     start: str
@@ -440,5 +422,10 @@ class FinetuneParams(TrainingParams):
     texts_per_image: PositiveInt = 1
     blank_images: bool = False
     augment: ExtraCaptionsParams = field(default_factory=ExtraCaptionsParams)
-    lora: LoraParams = field(default_factory=LoraParams)
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def adapters(self) -> Any:
+        """Return the settings of the adapters that are trained instead of the weights (contrib/lora); None: of none."""
+        lora = self.sections.get("lora")
+        return lora if lora is not None and lora.rank else None

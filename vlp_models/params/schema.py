@@ -14,10 +14,12 @@ import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from vlp_models.common.plugins import Table, absent_entries, contrib_entries, import_target
 from vlp_models.errors import ParamsError
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -31,8 +33,73 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # safe in paths, commands and queries
 Split = Literal["train", "val", "test"]
 
+# Sections of params.yaml that folders of contrib have: dotted name, such as `finetune.NAME.lora` -> `module:dataclass`.
+SECTIONS = Table("params", {})
+
 T = TypeVar("T")
 _TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+class OneOf:
+    """The choices of a name: those of the core, and the entries that folders of contrib add to a table."""
+
+    def __init__(self, kind: str, *core: str) -> None:
+        self.kind, self.names = kind, [*core, *contrib_entries(kind)]
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the JSON schema, as pydantic has it for a Literal."""
+        return {"enum": self.names, "type": "string"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extensible:
+    """A section that has those of contrib in it: next to its own keys in params.yaml, in `sections` here.
+
+    prefix  of their dotted names in SECTIONS, such as `finetune.NAME.`
+    """
+
+    prefix: ClassVar[str]
+    further_keys: ClassVar[str] = "sections"
+
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    def section(self, cls: type[T]) -> T:
+        """Return the section of this class."""
+        return next((value for value in self.sections.values() if isinstance(value, cls)), cls())
+
+
+def contrib_sections(cls: type) -> dict[str, Any]:
+    """Return name -> dataclass of the sections that folders of contrib have in a section."""
+    if not issubclass(cls, Extensible):
+        return {}
+    return {name: import_target(SECTIONS[cls.prefix + name]) for name in _below(cls.prefix, SECTIONS)}
+
+
+def check_key(cls: type, key: str, where: str, file: str) -> None:
+    """
+    Raises:
+        ParamsError: the section has no such key, or it is that of a folder of contrib that does not exist. At the top
+            of the file the latter is ignored, so that the default params.yaml does without the folder.
+    """
+    names = [f.name for f in dataclasses.fields(cls) if f.name != getattr(cls, "further_keys", "")]
+    names += contrib_sections(cls)
+    if key in names:
+        return
+    folder = absent_entries("params").get(f"{cls.prefix}{key}") if issubclass(cls, Extensible) else None
+    if folder is None:
+        raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), names)}")
+    if where:
+        raise _absent(_join(where, key), folder, file)
+
+
+def _absent(what: str, folder: str, file: str) -> ParamsError:
+    return ParamsError(f"{file}: `{what}` needs vlp_models/contrib/{folder}, which is not installed")
+
+
+def _below(prefix: str, names: Iterable[str]) -> list[str]:
+    """Return the last parts of the dotted names that are directly below a prefix."""
+    last_parts = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return [name for name in last_parts if "." not in name]
 
 
 def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.yaml") -> T:
@@ -43,15 +110,20 @@ def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.
     # Annotations are strings in these modules; `_hints` evaluates them, with the bounds of `Annotated`.
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if further := getattr(cls, "further_keys", ""):  # keys that another module checks
-        # Keys that are no fields go into the field `further`, which another module checks.
+    further = getattr(cls, "further_keys", "")
+    sections = contrib_sections(cls)
+    # Unknown keys before missing ones: a misspelled key is both, and only this message suggests the right name.
+    if not further or issubclass(cls, Extensible):
+        for key in raw:
+            check_key(cls, key, where, file)
+    if further:
+        # Keys that are no fields go into the field `further`: sections of contrib, or keys that another module checks.
         shared = {key: value for key, value in raw.items() if key in fields and key != further}
         # A key of that field's own name is such a key as well, not the field.
-        raw = shared | {further: {key: value for key, value in raw.items() if key not in shared}}
-    # Unknown keys before missing ones: a misspelled key is both, and only this message suggests the right name.
-    for key in raw:
-        if key not in fields:
-            raise ParamsError(f"{file}: unknown key `{_join(where, key)}`{suggestion(str(key), fields)}")
+        others = {key: value for key, value in raw.items() if key not in shared}
+        if issubclass(cls, Extensible):
+            others = {n: _convert(others.get(n, {}), c, _join(where, n), file) for n, c in sections.items()}
+        raw = shared | {further: others}
     # Missing keys have the field's default, if it has one.
     values = {}
     for name, f in fields.items():
@@ -151,6 +223,11 @@ def _bare_type(hint: Any) -> Any:
 
 def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
     plain = _bare_type(hint)
+    for choice in getattr(hint, "__metadata__", ()):
+        if isinstance(choice, OneOf) and value not in choice.names:
+            if folder := absent_entries(choice.kind).get(str(value)):
+                raise _absent(f"{where}: {value}", folder, file)
+            raise _not_a_choice(value, choice.names, where, file)
     if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         with contextlib.suppress(ValueError):
             value = float(value)
@@ -164,13 +241,16 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
         # pydantic's message names no key; those for choices and wrong types are written as the rest of ours.
         first = error.errors()[0]
         if typing.get_origin(plain) is Literal:
-            choices = [str(a) for a in typing.get_args(plain)]
-            close = difflib.get_close_matches(str(value), choices, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise ParamsError(f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{hint}") from None
+            raise _not_a_choice(value, [str(a) for a in typing.get_args(plain)], where, file) from None
         # Such as `int_type`: the value has another type than the annotation.
         if first["type"].endswith("_type") and isinstance(plain, type):
             raise ParamsError(
                 f"{file}: `{where}` must be {_TYPE_NAMES.get(plain, plain.__name__)}, found {value!r}"
             ) from None
         raise ParamsError(f"{file}: `{where}: {value}` {first['msg'].removeprefix('Input ')}") from None
+
+
+def _not_a_choice(value: Any, choices: list[str], where: str, file: str) -> ParamsError:
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return ParamsError(f"{file}: `{where}` must be one of {', '.join(choices)}; found {value!r}{hint}")

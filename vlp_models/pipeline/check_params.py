@@ -24,7 +24,6 @@ from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
-from vlp_models.training import ADAPTERS
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
@@ -188,20 +187,18 @@ def _check_finetuning(name: str, run: FinetuneParams, params: Params) -> None:
             f"{where}.texts_per_image` and `trainer.stream.address` require different orders of the samples; remove "
             "one of them"
         )
-    if params.trainer.strategy == "fsdp" and run.lora.rank:
+    if params.trainer.strategy == "fsdp" and run.adapters:
         raise ParamsError(f"{where}.lora` does not work with `trainer.strategy: fsdp`; set the strategy to auto")
     if params.trainer.strategy == "fsdp" and getattr(options, "self_critical", None):
         raise ParamsError(
             f"{where}.options.self_critical` does not work with `trainer.strategy: fsdp`; set the strategy to auto"
         )
-    if run.lora.rank and not ADAPTERS:
-        raise MissingToolError(f"{where}.lora` needs vlp_models/contrib/lora, which is not installed")
-    if run.lora.rank and not is_installed("peft"):
+    if run.adapters and not is_installed("peft"):
         raise MissingToolError(f"{where}.lora` needs peft, which is not installed: the extra `lora`")
     # the model, as its section of params.yaml describes it, and with the configs of the runs that lead to this one
     model_name = params.model_of(name)
     built = meta_model(params.models[model_name], f"models.{model_name}.config")
-    if run.lora.rank and getattr(built, "images_per_text", 1) > 1:
+    if run.adapters and getattr(built, "images_per_text", 1) > 1:
         raise ParamsError(f"{where}.lora` does not work with `images_per_text` above 1; remove one of them")
     check_model(f"{run.task} (`finetune.{name}` in params.yaml)", task, built, model_name)
     check_texts_per_image(f"finetune.{name}", task, built, options, run.texts_per_image)

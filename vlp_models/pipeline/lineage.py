@@ -148,7 +148,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
         if kind != "initial":
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
-        if kind == "finetune" and params.finetune[name.partition("/")[2]].lora.rank:
+        if kind == "finetune" and params.finetune[name.partition("/")[2]].adapters:
             code |= set(ADAPTERS.values())
     modules = [TASKS[params.finetune[run].task], *code]
     # Seeds and names of runs are not in it: `settings_of` leaves them out.

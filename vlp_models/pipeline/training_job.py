@@ -29,7 +29,7 @@ from vlp_models.data.shards.dataset import check_sources
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import ADAPTER_FOLDER, CheckpointInfo, read_config, write_checkpoint
 from vlp_models.models.meta_model import image_kind_of
-from vlp_models.params import FinetuneParams, LoraParams, Params, PretrainParams, split_start, to_plain
+from vlp_models.params import FinetuneParams, Params, PretrainParams, split_start, to_plain
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
@@ -224,15 +224,15 @@ class TrainingJob:
         # checkpoint, with its manifest and what it was made from
         loaders, info, workspace = training.loaders, training.info, self.workspace
         counts = {"train_samples": len(loaders.train), "val_samples": len(loaders.val)}
-        lora = self.section.lora if isinstance(self.section, FinetuneParams) else LoraParams()
+        adapters = self.section.adapters if isinstance(self.section, FinetuneParams) else None
         final = workspace.checkpoint(self.name)
         with output_directory(final) as directory:
             info = dataclasses.replace(info, provenance=self._provenance)
-            if lora.rank:
+            if adapters:
                 import_target(ADAPTERS["publish"])(
                     directory / ADAPTER_FOLDER,
                     training.checkpoint,
-                    lora,
+                    adapters,
                     self.start,
                     info,
                     self.data.tokenizer,

@@ -168,13 +168,9 @@ def open_sinks(
 def check_sinks(params: TrackingParams) -> None:
     """
     Raises:
-        MissingToolError: the package of a sink, or contrib/sinks, is not installed.
+        MissingToolError: the package of a sink is not installed.
     """
     for name in params.sinks:
-        if name not in SINKS:
-            raise MissingToolError(
-                "params.yaml: `tracking.sinks` needs vlp_models/contrib/sinks, which is not installed"
-            )
         if not is_installed(name):
             raise MissingToolError(
                 f"params.yaml: `tracking.sinks: {name}` needs the package {name}; run `uv pip install {name}`, or "

@@ -29,6 +29,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.packages import describe_own
 from vlp_models.common.plugins import active_plugins, import_target, use_plugins
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.params import ClusterParams
 from vlp_models.contrib.launchers.ray_chunks import MAX_RETRIES, RayMapper
 from vlp_models.curation.duplicates import hashes, leakage
 from vlp_models.data import features as storage
@@ -107,7 +108,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def on(cluster: RayCluster, params: Params, **settings: Any) -> Params:
-    return dataclasses.replace(params, cluster=dataclasses.replace(params.cluster, address=cluster.address, **settings))
+    return dataclasses.replace(params, sections={"cluster": ClusterParams(address=cluster.address, **settings)})
 
 
 class KillNode(threading.Thread):

@@ -22,13 +22,14 @@ from vlp_models.common.executors import list_chunks
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers import ray_chunks as cluster
+from vlp_models.contrib.launchers.params import ClusterParams
 from vlp_models.contrib.launchers.ray_chunks import connected, run_in_worker, shared_setup, worker_task
 from vlp_models.curation.duplicates import hashes
 from vlp_models.data import features as storage
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError, MissingToolError, ParamsError
-from vlp_models.params import ClusterParams, DatasetParams
+from vlp_models.params import DatasetParams
 from vlp_models.pipeline.engines import cluster_mapper
 from vlp_models.pipeline.stages import detector, features, prepare
 from vlp_models.pipeline.stages.shards import part_name
@@ -183,7 +184,7 @@ def test_features_of_cpus_and_gpus_are_never_mixed(tmp_path: Path, monkeypatch: 
     def on(gpus: float, accelerator: str = "auto") -> None:
         own = dataclasses.replace(
             params,
-            cluster=ClusterParams(address="head:6379", gpus=gpus),
+            sections={"cluster": ClusterParams(address="head:6379", gpus=gpus)},
             trainer=dataclasses.replace(params.trainer, accelerator=accelerator),
         )
         features.run(own, workspace, mapper=InWorker(tmp_path))

@@ -23,6 +23,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers import launch as seam
 from vlp_models.contrib.launchers import node, torchrun, worker
 from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, is_there, launch, write_outcome
+from vlp_models.contrib.launchers.params import KubeflowParams, LaunchersParams, TorchrunParams
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
@@ -74,7 +75,7 @@ def test_an_engine_without_its_package_is_refused(tmp_path: Path, kind: str, mon
     for name in [name for name in sys.modules if name.partition(".")[0] == seam.PACKAGES[kind]]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, seam.PACKAGES[kind], None)
-    monkeypatch.delitem(sys.modules, f"vlp_models.contrib.launchers.{seam.ENGINES[kind]}", raising=False)
+    monkeypatch.delitem(sys.modules, seam.LAUNCHERS[kind].partition(":")[0], raising=False)
     with pytest.raises(MissingToolError, match=rf"vlp-flows\[{kind}\]"):
         launch(
             params(tmp_path, launcher=kind, accelerator="cpu"), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
@@ -86,8 +87,7 @@ def test_kubeflow_needs_an_image_and_a_volume(tmp_path: Path, key: str) -> None:
     pytest.importorskip("kubeflow")
     made = params(tmp_path, launcher="kubeflow", accelerator="cpu")
     given = {"image": "example.org/vlp:1", "volume": "project", key: ""}
-    kubeflow = dataclasses.replace(made.launchers.kubeflow, **given)
-    made = dataclasses.replace(made, launchers=dataclasses.replace(made.launchers, kubeflow=kubeflow))
+    made = dataclasses.replace(made, sections={"launchers": LaunchersParams(kubeflow=KubeflowParams(**given))})
     with pytest.raises(LaunchError, match=rf"needs `launchers\.kubeflow\.{key}`"):
         launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml")
 
@@ -309,8 +309,8 @@ def test_the_endpoint_is_stored_with_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stored: str
 ) -> None:
     made = params(tmp_path, launcher=kind, accelerator="cpu", num_nodes=2)
-    place = dataclasses.replace(made.launchers.torchrun, endpoint="first:29500")
-    made = dataclasses.replace(made, launchers=dataclasses.replace(made.launchers, torchrun=place))
+    endpoint = TorchrunParams(endpoint="first:29500")
+    made = dataclasses.replace(made, sections={"launchers": LaunchersParams(torchrun=endpoint)})
     job = Silent()
 
     def start(launch: Launch, params: Params) -> Silent:
@@ -319,7 +319,7 @@ def test_the_endpoint_is_stored_with_the_launch(
         return job
 
     engine = SimpleNamespace(start=start)
-    monkeypatch.setitem(sys.modules, f"vlp_models.contrib.launchers.{seam.ENGINES[kind]}", cast(ModuleType, engine))
+    monkeypatch.setitem(sys.modules, seam.LAUNCHERS[kind].partition(":")[0], cast(ModuleType, engine))
     assert launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml") == 0
     assert Launch.read(tmp_path / ".work" / "launches" / "pretrain-tden").endpoint == stored
     assert job.cleaned_up and not job.canceled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,9 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.lora.adapters import read_adapter
 from vlp_models.errors import MissingToolError
 from vlp_models.models.checkpoint import ADAPTER_FOLDER, WEIGHTS, read_weights
-from vlp_models.params import LoraParams, load_params
-from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import finetune, initial, pretrain
 from vlp_models.serving.bundle import CHECKPOINT, write_bundle
 from vlp_models.tasks.base import load_task_model
-from vlp_models.training import ADAPTERS
-
-
-def test_params_with_lora_need_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = load_params(Path(__file__).parents[3] / "params.yaml")
-    (name, run), *_ = params.finetune.items()
-    params = replace(params, finetune={**params.finetune, name: replace(run, lora=LoraParams(rank=2))})
-    monkeypatch.delitem(ADAPTERS, "add")
-    monkeypatch.delitem(ADAPTERS, "publish")
-    with pytest.raises(MissingToolError, match=r"\.lora` needs vlp_models/contrib/lora, which is not installed"):
-        check_runs(params)
 
 
 def test_a_run_trains_adapters_only_and_publishes_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from kubeflow.trainer.options import (
 
 from vlp_models.common.log import get_logger
 from vlp_models.contrib.launchers.launch import Launch
+from vlp_models.contrib.launchers.params import LaunchersParams
 from vlp_models.errors import LaunchError, first_line
 from vlp_models.params import Params
 
@@ -85,7 +86,7 @@ class TrainJob:
 
 def start(launch: Launch, params: Params) -> TrainJob:
     """Create the TrainJob; an error without an image or volume, or if Kubernetes refuses it."""
-    p = params.launchers.kubeflow
+    p = params.section(LaunchersParams).kubeflow
     for key in ("image", "volume"):
         if not getattr(p, key):
             raise LaunchError(f"params.yaml: `trainer.launcher: kubeflow` needs `launchers.kubeflow.{key}`")

@@ -18,7 +18,6 @@ always, so whatever ends a training (a stop, a preemption, a lost node), the nex
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import shutil
@@ -33,14 +32,16 @@ from typing import Any, Protocol
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import describe_machine
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.params import LaunchersParams
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params
 from vlp_models.pipeline.guard import run_by_dvc
 
 logger = get_logger(__name__)
 
-ENGINES = {"torchrun": "torchrun", "slurm": "slurm", "ray": "ray_train", "kubeflow": "kubeflow"}  # -> module
+LAUNCHERS = Table("launchers", {})  # name -> `module:start`
 PACKAGES = {"slurm": "submitit", "ray": "ray", "kubeflow": "kubeflow"}  # the extra of the same name installs it
 LAUNCH, STOP, OUTCOME = "launch.json", "stop", "outcome.json"
 STOPPED = (75, 128 + signal.SIGTERM)  # exit codes of a training that was stopped during, or before, its updates
@@ -124,7 +125,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
             "GPUs before a process can look for them"
         )
     try:
-        engine = importlib.import_module(f"vlp_models.contrib.launchers.{ENGINES[kind]}")
+        start = import_target(LAUNCHERS[kind])
     except ModuleNotFoundError as error:
         # Another missing module is a bug, not a missing extra.
         if (error.name or "").partition(".")[0] != PACKAGES.get(kind):
@@ -143,7 +144,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
         devices=trainer.devices,
         gpu=trainer.accelerator in ("gpu", "cuda"),
         by_dvc=run_by_dvc(),
-        endpoint=params.launchers.torchrun.endpoint if kind == "torchrun" else "",
+        endpoint=params.section(LaunchersParams).torchrun.endpoint if kind == "torchrun" else "",
         machine=describe_machine(),
     )
     folder = request.folder
@@ -154,7 +155,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
     processes = f"{request.devices} {'process' if request.devices == 1 else 'processes'} each"
     logger.info("%s: starting on %s, %s by %s", request.name, nodes, processes, kind)
     try:
-        job: Job = engine.start(request, params)
+        job: Job = start(request, params)
     except BaseException:
         (folder / STOP).touch()  # a signal may come after the engine has accepted the job
         raise

@@ -30,6 +30,7 @@ from vlp_models.common.packages import describe_machine, explain_difference
 from vlp_models.common.plugins import with_plugins
 from vlp_models.common.portable import VARIABLES, is_portable
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.params import ClusterParams
 from vlp_models.errors import MissingToolError, ParamsError, ProcessLostError, VLPError, first_line
 from vlp_models.params import Params
 
@@ -46,7 +47,7 @@ CHECK_SECONDS = 5.0  # between looks at the nodes
 
 def make_mapper(params: Params, workspace: Workspace, *, gpus: float, folders: Sequence[Path]) -> RayMapper:
     """Return the mapper of params.yaml's cluster; see `pipeline.engines.cluster_mapper`."""
-    c = params.cluster
+    c = params.section(ClusterParams)
     return RayMapper(c.address, workspace.root, workers=c.workers, cpus=c.cpus, gpus=gpus, folders=folders)
 
 

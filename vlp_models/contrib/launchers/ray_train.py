@@ -17,6 +17,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from vlp_models.contrib.launchers.launch import OUTCOME, STOP, Launch, last_line
 from vlp_models.contrib.launchers.node import RESTARTS, run_node
+from vlp_models.contrib.launchers.params import ClusterParams, LaunchersParams
 from vlp_models.contrib.launchers.ray_chunks import connected
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
@@ -69,7 +70,7 @@ class RayRun:
 
 def start(launch: Launch, params: Params) -> RayRun:
     """Start the run; an error if no cluster answers, or it lacks the CPUs or GPUs."""
-    address = params.cluster.address or "auto"
+    address = params.section(ClusterParams).address or "auto"
     if address.startswith("ray://"):
         raise LaunchError(
             f"params.yaml: `cluster.address: {address}`: Ray Train starts from a machine of the cluster; run it there "
@@ -77,7 +78,7 @@ def start(launch: Launch, params: Params) -> RayRun:
         )
     connection = ExitStack()
     connection.enter_context(connected(address))
-    cpus = params.launchers.ray.cpus_per_node
+    cpus = params.section(LaunchersParams).ray.cpus_per_node
     # Each node is one Ray worker that reserves all GPUs of its processes.
     need = {"CPU": float(cpus), **({"GPU": float(launch.devices)} if launch.gpu else {})}
     have = ray.cluster_resources()

@@ -19,6 +19,7 @@ from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment, cle
 from vlp_models.common.log import get_logger
 from vlp_models.contrib.launchers.launch import POLL, STOP, STOPPED, Launch, last_line, read_outcome
 from vlp_models.contrib.launchers.node import run_node
+from vlp_models.contrib.launchers.params import LaunchersParams
 from vlp_models.errors import LaunchError
 from vlp_models.params import Params
 
@@ -99,7 +100,8 @@ class SlurmJob:
 
 def start(launch: Launch, params: Params) -> SlurmJob:
     """Submit the job; an error if SLURM is not installed, or refuses it."""
-    p, settings = params.launchers.slurm, dict(params.launchers.slurm.options)
+    p = params.section(LaunchersParams).slurm
+    settings = dict(p.options)
     try:
         executor = submitit.SlurmExecutor(folder=launch.folder / "slurm", max_num_timeout=p.requeues)
         executor.update_parameters(

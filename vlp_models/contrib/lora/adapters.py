@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.common.io import hash_file, read_json, write_json
+from vlp_models.contrib.lora.params import LoraParams
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, shorten_list
 from vlp_models.models.checkpoint import (
@@ -39,7 +40,6 @@ from vlp_models.models.checkpoint import (
     write_config,
     write_sums,
 )
-from vlp_models.params import LoraParams
 
 FORMAT = "vlp-adapter/1"
 ADAPTER, SETTINGS = "adapter.safetensors", "adapter.json"

@@ -33,7 +33,7 @@ from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, count_values, read_batches, read_table, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import FeaturesParams, Params, to_plain
-from vlp_models.pipeline.engines import cluster_mapper
+from vlp_models.pipeline.engines import cluster_mapper, cluster_of
 from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         _open_cache.cache_clear()
         device = _device(params)
         # On a cluster the workers compute; this process only reads the source's description.
-        source = _open(params, workspace, device="cpu" if params.cluster.address else device)
+        source = _open(params, workspace, device="cpu" if cluster_of(params).address else device)
         # Two folders below .work: regions by image, made by the same code and settings, and this run's chunks.
         identity = _identity(params, source, device)
         cache = None
@@ -83,7 +83,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         if restore_unrecorded_result(workspace, work, "features"):
             return
         if mapper is None:
-            mapper = cluster_mapper(params, workspace, gpus=params.cluster.gpus if p.source in ON_GPU else 0)
+            mapper = cluster_mapper(params, workspace, gpus=cluster_of(params).gpus if p.source in ON_GPU else 0)
         job = _Job(params=params, root=workspace.root, work=work, cache=cache, device=device)
         # Chunks are made by any process in `work`, then linked into the output.
         with output_directory(workspace.features) as directory:
@@ -138,10 +138,10 @@ def _check(p: FeaturesParams) -> None:
 
 def _device(params: Params) -> str:
     """Return the device that computes features, cpu or cuda. On a cluster, `cluster.gpus` decides."""
-    gpus, accelerator = params.cluster.gpus, params.trainer.accelerator
+    gpus, accelerator = cluster_of(params).gpus, params.trainer.accelerator
     if params.features.source not in ON_GPU:
         return "cpu"
-    if not params.cluster.address:
+    if not cluster_of(params).address:
         return pick_device(accelerator)
     if gpus and accelerator == "cpu":
         raise ParamsError(
@@ -177,8 +177,8 @@ def _open(params: Params, workspace: Workspace, device: str, origin: Origin | No
 
         if not torch.cuda.is_available():
             raise ParamsError(
-                f"params.yaml: `cluster.gpus: {params.cluster.gpus:g}` makes features on GPUs, and torch finds none; "
-                "install torch for the node's GPU and driver, or set `cluster.gpus: 0` to use CPUs"
+                f"params.yaml: `cluster.gpus: {cluster_of(params).gpus:g}` makes features on GPUs, and torch finds "
+                "none; install torch for the node's GPU and driver, or set `cluster.gpus: 0` to use CPUs"
             )
     return open_source(to_plain(p), workspace.detector, workspace.root, device)
 
@@ -278,7 +278,7 @@ def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images:
     if mapper is None:
         # one process per CPU, but at least two chunks per process; one for a GPU
         workers = 1 if source.device == "cuda" else max(1, min(cpu_count(), (images.chunks - len(finished)) // 2))
-        mapper = LocalMapper(job.params.cluster.workers or workers)
+        mapper = LocalMapper(cluster_of(job.params).workers or workers)
     with progress_bar("features", images.rows, "images") as bar:
         bar.advance(by=images.images_in(finished))
 

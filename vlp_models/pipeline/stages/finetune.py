@@ -48,7 +48,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             view=task_class(p.task).training_view(options),
             settings={"finetune": {key: to_plain(p)}},
             files={"augment": augmented} if augmented else {},
-            modules=[TASKS[p.task], *(ADAPTERS.values() if p.lora.rank else ())],
+            modules=[TASKS[p.task], *(ADAPTERS.values() if p.adapters else ())],
         )
         job.run(partial(_build, augmented=augmented))
 
@@ -86,8 +86,8 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     load_start(model, start, part_of(weights, "model"), job.start)
     if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
         load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
-    if p.lora.rank:
-        import_target(ADAPTERS["add"])(task_model, p.lora, f"{where}.lora")
+    if p.adapters:
+        import_target(ADAPTERS["add"])(task_model, p.adapters, f"{where}.lora")
     check_texts_per_image(where, task, task_model.model, task_model.options, p.texts_per_image)
     return Training(
         model=task_model,

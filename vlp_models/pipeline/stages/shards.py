@@ -36,7 +36,7 @@ from vlp_models.data.views import TABLES, VIEW_MODULES, VIEWS
 from vlp_models.errors import DataError
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params, to_plain
-from vlp_models.pipeline.engines import cluster_mapper
+from vlp_models.pipeline.engines import cluster_mapper, cluster_of
 from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
 
 logger = get_logger(__name__)
@@ -66,7 +66,7 @@ def run(
             `validate.min_image_side` below a model's patch size, or `validate.max_image_pixels` above what is decoded.
     """
     p = params.shards
-    mapper = cluster_mapper(params, workspace) or LocalMapper(params.cluster.workers or 1)
+    mapper = cluster_mapper(params, workspace) or LocalMapper(cluster_of(params).workers or 1)
     with record_timing(workspace, "shards"):
         validated = require_output(workspace.validated, "validate")
         v = params.validate
