@@ -31,7 +31,7 @@ BORROWERS = {
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
     "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets"],
-    "fuzz/test_fuzz.py": ["plugin_kit", "research_formats"],
+    "fuzz/test_fuzz.py": ["imported_features", "plugin_kit", "research_formats"],
     "flows/test_deployment.py": ["drift"],
     "flows/test_unattended.py": ["drift"],
     "models/test_images_per_text.py": ["plugin_kit"],

@@ -14,9 +14,11 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-READERS = [f"vlp_models.{name}" for name in ("data", "params", "serving", "state_dicts", "vision")]
+READERS = [f"vlp_models.{name}" for name in ("data", "params", "serving", "state_dicts", "contrib.imported_features")]
 with atheris.instrument_imports(include=READERS):
     import vlp_models.common.state_dicts
+    import vlp_models.contrib.imported_features.npz
+    import vlp_models.contrib.imported_features.tsv
     import vlp_models.data.formats.base
     import vlp_models.data.formats.coco
     import vlp_models.data.formats.pairs
@@ -24,8 +26,7 @@ with atheris.instrument_imports(include=READERS):
     import vlp_models.data.shards.archive
     import vlp_models.data.shards.dataset
     import vlp_models.params
-    import vlp_models.serving.images
-    import vlp_models.vision.imported_features  # noqa: F401
+    import vlp_models.serving.images  # noqa: F401
 
 from fuzz_run import Fuzzer, limit_memory, seeds_of, write_answer  # noqa: E402
 from targets import TARGETS  # noqa: E402

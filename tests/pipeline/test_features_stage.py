@@ -21,9 +21,10 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 from vlp_models.pipeline.stages import detector
 from vlp_models.pipeline.stages.features import run
+from vlp_models.vision import REGION_SOURCES
 from vlp_models.vision import region_source as source
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
@@ -195,41 +196,6 @@ def test_symbols_need_no_detector(tmp_path: Path) -> None:
         run(params_with(), workspace)
 
 
-def save_npz(directory: Path, names: range) -> None:
-    for name in names:
-        arrays = {"features": np.full((2, 5), name, np.float32), "boxes": np.array([[0, 0, 64, 32], [0, 0, 32, 64]])}
-        np.savez(directory / f"{name}.npz", image_h=np.array([64]), image_w=np.array([64]), **arrays)
-
-
-def test_imports(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path)
-    (tmp_path / "npz").mkdir()
-    save_npz(tmp_path / "npz", range(len(IDS)))
-    run(params_with(features={"source": "npz", "path": "npz"}), workspace)
-    store = FeatureStore(workspace.features)
-    assert store.detector_id.startswith("import-")
-    assert store.classes == []
-    assert store.get("drawn/3").features.tolist() == [[3] * 5] * 2
-    assert store.get("drawn/3").class_probs.shape == (2, 0)
-    (tmp_path / "npz" / "8.npz").unlink()
-    before = hash_path(workspace.features)
-    with pytest.raises(DataError, match=r"test: 1 of 1\n.*drawn/8: no record named drawn/8, 8"):
-        run(params_with(features={"source": "npz", "path": "npz"}), workspace)
-    assert hash_path(workspace.features) == before
-
-
-def test_a_split_may_lose_one_image_in_a_hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlp_models.pipeline.stages.features.MAX_MISSING", 1 / 3)
-    workspace = make_workspace(tmp_path)
-    (tmp_path / "npz").mkdir()
-    save_npz(tmp_path / "npz", range(1, len(IDS)))
-    run(params_with(features={"source": "npz", "path": "npz"}), workspace)
-    assert len(FeatureStore(workspace.features).get("drawn/0")) == 0
-    assert manifest(workspace)["counts"]["left_out"] == {"features_present": 1}
-    rows = pq.read_table(workspace.features / "quarantine.parquet").to_pylist()
-    assert [row["row_id"] for row in rows] == ["drawn/0"]
-
-
 def test_an_image_without_features_is_named(workspace: Workspace) -> None:
     run(params_with(features=LENIENT), workspace)
     with pytest.raises(DataError, match="no features for image drawn/99"):
@@ -256,6 +222,9 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_imported_features_need_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"needs `features\.path`"):
+def test_unknown_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(REGION_SOURCES, "tsv", raising=False)
+    with pytest.raises(MissingToolError, match=r"source: tsv` needs vlp_models/contrib/imported_features, which is not"):
         run(params_with(features={"source": "tsv"}), make_workspace(tmp_path))
+    with pytest.raises(ParamsError, match=r"`features\.source: grids` is unknown; did you mean `grid`"):
+        run(params_with(features={"source": "grids"}), make_workspace(tmp_path))

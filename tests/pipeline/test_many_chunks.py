@@ -25,8 +25,7 @@ from vlp_models.data.tables import TableWriter, read_table
 from vlp_models.params import Params
 from vlp_models.pipeline.engines import Cluster
 from vlp_models.pipeline.stages import features, shards
-from vlp_models.vision.region_source import quarantine_row
-from vlp_models.vision.simple_regions import GridSource
+from vlp_models.vision.region_source import ImageRegionSource, quarantine_row
 
 ENDS = (0, 9, 10, 99_999, 100_000, 999_999, 1_000_000, 10**8 - 1)  # of chunks with one image, up to 100 million
 FEWER = 256  # rows that are held at a time
@@ -54,7 +53,7 @@ def make(root: Path, images: int) -> Workspace:
 
 
 def constant_regions(
-    self: GridSource, images: list[dict[str, Any]], advance: Callable[[int], None]
+    self: ImageRegionSource, images: list[dict[str, Any]], advance: Callable[[int], None]
 ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
     """A region whose feature is the image's number; a note on every tenth image."""
     found = [
@@ -98,7 +97,7 @@ def settings(per_shard: int) -> Params:
 @pytest.mark.slow
 @pytest.mark.long
 def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GridSource, "regions", constant_regions)
+    monkeypatch.setattr(ImageRegionSource, "regions", constant_regions)
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 64)
     monkeypatch.setattr(features, "READ_ROWS", FEWER)
     monkeypatch.setattr(Database.stream, "__defaults__", (FEWER,))
@@ -126,7 +125,7 @@ def test_memory_of_features_and_shards_is_constant_in_images(tmp_path: Path, mon
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_more_chunks_than_five_digits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GridSource, "regions", constant_regions)
+    monkeypatch.setattr(ImageRegionSource, "regions", constant_regions)
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 1)
     monkeypatch.setattr(features, "cache_features", lambda *_: None)
     images = 100_003
@@ -144,7 +143,7 @@ def test_more_chunks_than_five_digits_count(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_resumed_chunks_in_the_middle_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any chunks may be finished: those of lost nodes are missing in between."""
-    monkeypatch.setattr(GridSource, "regions", constant_regions)
+    monkeypatch.setattr(ImageRegionSource, "regions", constant_regions)
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 3)
     workspace = make(tmp_path, 32)  # the last chunk has two
     features.run(settings(1), workspace)

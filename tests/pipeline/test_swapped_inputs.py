@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with
 from PIL import Image
+from swapped_files import interrupt, swap
 from toy_dataset import write_workspace
 
 from vlp_models.common.workspace import Workspace
@@ -34,35 +32,6 @@ from vlp_models.pipeline.training_job import TrainingJob
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
 
 
-def swap(path: Path, content: bytes, *, new_file: bool = False) -> None:
-    """Replace the content of a file; name, size and dates stay."""
-    before = path.stat()
-    assert len(content) == before.st_size and content != path.read_bytes()
-    if new_file:
-        path.unlink()
-    path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def encode(values: list[list[float]]) -> str:
-    return base64.b64encode(np.array(values, np.float32).tobytes()).decode()
-
-
-def tsv(value: float, *, damaged: int = -1) -> bytes:
-    """Return a features file with one region of four equal features per image."""
-    boxes = encode([[0, 0, 64, 64]])
-    rows = [[str(n), "64", "64", "1", boxes, encode([[value + n] * 4])] for n in range(len(SPLITS))]
-    if damaged >= 0:
-        rows[damaged][-1] = "!" + rows[damaged][-1][1:]
-    return "".join("\t".join(row) + "\n" for row in rows).encode()
-
-
-def save_npz(folder: Path, value: float) -> None:
-    for number in range(len(SPLITS)):
-        arrays = {"features": np.full((1, 4), value + number, np.float32), "boxes": np.array([[0, 0, 64, 64]])}
-        np.savez(folder / f"{number}.npz", image_h=np.array([64]), image_w=np.array([64]), **arrays)
-
-
 def repaint(workspace: Workspace, color: tuple[int, int, int]) -> None:
     """Paint the images, bitmaps of equal size and date, and update the table as `prepare` and `validate` would."""
     rows = read_table("images", workspace.validated).to_pylist()
@@ -78,111 +47,18 @@ def repaint(workspace: Workspace, color: tuple[int, int, int]) -> None:
     write_table(rows, "images", workspace.validated)
 
 
-def interrupt(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch, module: object, name: str, after: int) -> None:
-    """Run until a function has been called `after` times, then stop as a kill would."""
-    original, calls = getattr(module, name), []
-
-    def call(*args: object) -> object:
-        calls.append(args)
-        if len(calls) > after:
-            raise KeyboardInterrupt
-        return original(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, name, call)
-        run()
-
-
-@pytest.mark.parametrize("new_file", [False, True], ids=["overwritten", "replaced"])
-@pytest.mark.parametrize("source", ["tsv", "npz", "grid"])
-def test_features_continue_only_with_the_same_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, new_file: bool
-) -> None:
+def test_features_continue_only_with_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
     workspace = make_workspace(tmp_path)
-    path = "" if source == "grid" else f"given.{source}"
-    params = params_with(detector={"source": "none"}, features={"source": source, "path": path})
+    params = params_with(detector={"source": "none"}, features={"source": "grid"})
     detector.run(params, workspace)
-    if source == "tsv":
-        (tmp_path / path).write_bytes(tsv(100))
-    elif source == "npz":
-        (tmp_path / path).mkdir()
-        save_npz(tmp_path / path, 100)
-    else:
-        repaint(workspace, (255, 0, 0))
+    repaint(workspace, (255, 0, 0))
     interrupt(lambda: features.run(params, workspace), monkeypatch, storage, "write_chunk", after=2)
     assert list((tmp_path / ".work" / "features").glob("*/features-*.safetensors"))
-    if source == "tsv":
-        swap(tmp_path / path, tsv(200), new_file=new_file)
-    elif source == "npz":
-        (tmp_path / "other").mkdir()
-        save_npz(tmp_path / "other", 200)
-        for other in (tmp_path / "other").iterdir():
-            swap(tmp_path / path / other.name, other.read_bytes(), new_file=new_file)
-    else:
-        repaint(workspace, (0, 0, 255))
+    repaint(workspace, (0, 0, 255))
     features.run(params, workspace)
-    found = [FeatureStore(workspace.features).get(image_id).features for image_id in IDS]
-    if source == "grid":
-        assert all((cells[:, 0] < cells[:, 2]).all() for cells in found)  # blue everywhere, red nowhere
-    else:
-        assert [float(regions[0, 0]) for regions in found] == [200 + n for n in range(len(SPLITS))]
-
-
-def test_a_repaired_features_file_is_read_again(tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path)
-    params = params_with(detector={"source": "none"}, features={"source": "tsv", "path": "given.tsv"})
-    detector.run(params, workspace)
-    (tmp_path / "given.tsv").write_bytes(tsv(0, damaged=8))
-    with pytest.raises(DataError, match=r"test: 1 of 1\n.*broken base64"):
-        features.run(params, workspace)
-    swap(tmp_path / "given.tsv", tsv(0))
-    features.run(params, workspace)
-    assert FeatureStore(workspace.features).get("drawn/8").features.tolist() == [[8] * 4]
-
-
-def test_a_features_file_that_changes_during_its_import_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
-    workspace = make_workspace(tmp_path)
-    params = params_with(detector={"source": "none"}, features={"source": "tsv", "path": "given.tsv"})
-    detector.run(params, workspace)
-    (tmp_path / "given.tsv").write_bytes(tsv(100))
-    write_chunk = storage.write_chunk
-
-    def swap_after_first(work: Path, number: int, images: list) -> Path:
-        written = write_chunk(work, number, images)
-        if number == 0:
-            swap(tmp_path / "given.tsv", tsv(200))
-        return written
-
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(DataError, match=r"given\.tsv: changed while it was being imported; run the same command"),
-    ):
-        patch.setattr(storage, "write_chunk", swap_after_first)
-        features.run(params, workspace)
-    features.run(params, workspace)
-    assert float(FeatureStore(workspace.features).get("drawn/0").features[0, 0]) == 200
-
-
-def test_worker_processes_import_the_files_that_were_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks may be made by a process that opens the files later, on another machine."""
-    monkeypatch.setattr(storage, "CHUNK_IMAGES", 4)
-    workspace = make_workspace(tmp_path)
-    params = params_with(detector={"source": "none"}, features={"source": "tsv", "path": "given.tsv"})
-    detector.run(params, workspace)
-    (tmp_path / "given.tsv").write_bytes(tsv(100))
-
-    def run_later(function: Callable, items: list) -> list:
-        swap(tmp_path / "given.tsv", tsv(200))
-        return [function(item) for item in items]
-
-    with pytest.raises(DataError, match=r"given\.tsv: changed while it was being imported"):
-        features.run(params, workspace, mapper=SimpleNamespace(map=run_later))
-    features.run(params, workspace, mapper=SimpleNamespace(map=lambda function, items: map(function, items)))
-    assert float(FeatureStore(workspace.features).get("drawn/8").features[0, 0]) == 208
+    cells = [FeatureStore(workspace.features).get(image_id).features for image_id in IDS]
+    assert all((found[:, 0] < found[:, 2]).all() for found in cells), "blue everywhere, red nowhere"
 
 
 READS = ModelInputs(image=RegionInput()), ModelInputs(image=PixelInput(height=16, width=16))

@@ -38,6 +38,7 @@ TABLES = (
     "IMAGE_READERS",
     "STAGES",
     "BUILDERS",
+    "REGION_SOURCES",
 )
 
 

@@ -30,6 +30,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "forgetting": {},
     "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
+    "imported_features": {
+        "region_sources": {
+            "tsv": "vlp_models.contrib.imported_features.tsv:open_tsv",
+            "npz": "vlp_models.contrib.imported_features.npz:open_npz",
+        }
+    },
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},

@@ -149,7 +149,8 @@ class TimmParams:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesParams:
-    source: Literal["detector", "timm", "grid", "boxes", "tsv", "npz"]  # boxes: ground-truth objects as symbols
+    # boxes: ground-truth objects as symbols; tsv, npz: imported features
+    source: Annotated[str, OneOf("region_sources", "detector", "timm", "grid", "boxes")]
     content: Literal["roi", "probabilities"]  # of a detected region: RoI head features, or class probabilities
     path: str  # of tsv and npz
     max_regions: PositiveInt

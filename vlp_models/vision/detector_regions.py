@@ -22,7 +22,6 @@ from torch import Tensor
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.detector_checkpoint import Detector, load_detector
 from vlp_models.vision.image_io import one_thread, to_tensor
-from vlp_models.vision.region_source import ImageRegionSource
 from vlp_models.vision.torchvision_parts import nms
 
 Content = Literal["roi", "probabilities"]
@@ -128,7 +127,3 @@ class RegionExtractor:
             class_probs=probs.astype(np.float16),
             scores=scores,
         )
-
-
-class DetectorSource(ImageRegionSource):
-    """The `RegionSource` of `RegionExtractor`."""

@@ -1,4 +1,4 @@
-"""Open the region extractor that `features.source` names: for the features stage, serving and drift."""
+"""Open the source of regions that `features.source` names: for the features stage, serving and drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from vlp_models.vision.region_source import Extractor, ImageRegionSource
+    from vlp_models.vision.region_source import Extractor, ImageRegionSource, SourceRequest
+    from vlp_models.vision.simple_regions import SymbolSource
 
 FROM_IMAGES = ("detector", "timm", "grid")
 
@@ -30,7 +31,7 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
         from vlp_models.vision.simple_regions import GridExtractor
 
         return GridExtractor()
-    if source == "timm":
+    if source == "timm":  # its import takes two seconds
         from vlp_models.vision.timm_backbone import CellExtractor
 
         return CellExtractor.load(directory, device, max_regions=settings["max_regions"])
@@ -47,17 +48,20 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
     raise CheckpointError(f"`features.source: {source}` does not extract regions from images")
 
 
-def open_source(settings: Mapping[str, Any], directory: Path, root: Path, device: str = "cpu") -> ImageRegionSource:
-    """Return the extractor's `RegionSource` over the image files below `root`."""
-    extractor = open_extractor(settings, directory, device)
-    if settings["source"] == "grid":
-        from vlp_models.vision.simple_regions import GridSource
+def open_source(request: SourceRequest) -> ImageRegionSource:
+    """Return the regions that the extractor finds in the image files of a project."""
+    from vlp_models.params import to_plain
+    from vlp_models.vision.region_source import ImageRegionSource
 
-        return GridSource(extractor, root)
-    if settings["source"] == "timm":  # its import takes two seconds
-        from vlp_models.vision.timm_backbone import CellSource
+    workspace = request.workspace
+    extractor = open_extractor(to_plain(request.params), workspace.detector, request.device)
+    return ImageRegionSource(extractor, workspace.root)
 
-        return CellSource(extractor, root)
-    from vlp_models.vision.detector_regions import DetectorSource
 
-    return DetectorSource(extractor, root)
+def open_symbols(request: SourceRequest) -> SymbolSource:
+    """Return the ground-truth objects of the validated data as regions."""
+    from vlp_models.data.tables import read_table
+    from vlp_models.vision.simple_regions import SymbolSource
+
+    objects = read_table("objects", request.workspace.validated).to_pylist()
+    return SymbolSource(objects, request.params.max_regions)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from PIL import Image
 from torch import Tensor
@@ -14,24 +16,54 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import DataError
 from vlp_models.vision.image_io import read_image
 
+if TYPE_CHECKING:  # so that regions of an earlier run stay valid if other sections of params.yaml change
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import FeaturesParams
+
 BACKGROUND = "__background__"  # always class 0
+MISSING, UNREADABLE = "features_present", "features_readable"  # rules of the quarantine table: no (valid) features
 Row = Mapping[str, Any]  # of the images table
 
 
-class RegionSource(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class SourceRequest:
+    """What a source is opened with.
+
+    device  cpu or cuda
+    origin  `RegionSource.origin` of another process that opened the same source
+    """
+
+    params: FeaturesParams
+    workspace: Workspace
+    device: str = "cpu"
+    origin: Any = None
+
+
+class RegionSource(ABC):
     """A source of regions; its attributes describe all regions that it returns.
 
     classes     names, background first; empty if no class is known
     by_content  whether an image's regions depend only on its file, not on other files
     device      the device that computes them
+    origin      of the files that it reads: another process need not hash their contents again
     """
 
     detector_id: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     feature_dim: int
-    by_content: bool
-    device: str
+    by_content: bool = False
+    device: str = "cpu"
+    origin: Any = None
 
+    @property
+    def module(self) -> str:
+        """The module whose code, and the code that it imports, determines the regions."""
+        return type(self).__module__
+
+    def check_images(self, images: Iterable[Row]) -> None:  # noqa: B027 - most sources have nothing to check
+        """Raise a DataError if the source cannot tell the images of the dataset apart."""
+
+    @abstractmethod
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]
     ) -> tuple[list[RegionArrays], list[dict[str, Any]]]:
@@ -39,7 +71,6 @@ class RegionSource(Protocol):
 
         advance: callback for progress, called with the number of images just finished.
         """
-        ...
 
 
 class Extractor(Protocol):
@@ -55,11 +86,8 @@ class Extractor(Protocol):
         ...
 
 
-class ImageRegionSource:
-    """A `RegionSource` that reads image files. An unreadable file is an error: validation has read it before.
-
-    Each extractor has a subclass in its own module, whose code is part of the features' fingerprint.
-    """
+class ImageRegionSource(RegionSource):
+    """The regions that an extractor finds in image files. An unreadable file is an error: validation has read it."""
 
     by_content = True
 
@@ -70,6 +98,10 @@ class ImageRegionSource:
         self.device = extractor.device
         self._extractor = extractor
         self._root = root
+
+    @property
+    def module(self) -> str:
+        return type(self._extractor).__module__
 
     def regions(
         self, images: Sequence[Row], advance: Callable[[int], None]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
 from vlp_models.vision.image_io import to_tensor
-from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource, Row, object_words, quarantine_row
+from vlp_models.vision.region_source import BACKGROUND, RegionSource, Row, object_words, quarantine_row
 
 GEOMETRY = 4  # numbers of a symbol's feature: width, height, center x, center y, as fractions of the image
 GRID = 4  # cells along each side of the grid
 CELL_PIXELS = 8  # along each side of a cell
 
 
-class SymbolSource:
+class SymbolSource(RegionSource):
     """Ground-truth objects as regions: the structured-representation input of NLVR (Suhr et al., 2017).
 
     Regions are ordered by their left edge. A feature marks the words of the object's category and attributes
@@ -27,8 +27,6 @@ class SymbolSource:
     """
 
     detector_id = "boxes"
-    by_content = False
-    device = "cpu"
 
     def __init__(self, objects: Iterable[Mapping[str, Any]], max_regions: int) -> None:
         self._objects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -110,7 +108,3 @@ class GridExtractor:
             class_probs=np.zeros((GRID * GRID, 0), np.float16),
             scores=np.ones(GRID * GRID, np.float32),
         )
-
-
-class GridSource(ImageRegionSource):
-    """The `RegionSource` of `GridExtractor`."""

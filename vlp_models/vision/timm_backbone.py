@@ -42,7 +42,7 @@ from vlp_models.vision.detector_checkpoint import (
 )
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
-from vlp_models.vision.region_source import BACKGROUND, ImageRegionSource
+from vlp_models.vision.region_source import BACKGROUND
 
 FORMAT = "vlp-backbone/1"
 WEIGHTS = "backbone.safetensors"
@@ -391,7 +391,3 @@ class CellExtractor:
         picture = Image.fromarray(image_3HW.permute(1, 2, 0).numpy()).resize((self._side, self._side), self._resampling)
         scaled_HW3 = torch.from_numpy(np.array(picture)).to(self._device).float() / 255
         return ((scaled_HW3 - self._mean) / self._std).permute(2, 0, 1)[None].contiguous()
-
-
-class CellSource(ImageRegionSource):
-    """The `RegionSource` of `CellExtractor`."""

@@ -18,7 +18,7 @@ from targets.base import Prepared, Target, in_place
 
 
 def _tsv(folder: Path) -> Prepared:
-    from vlp_models.vision.imported_features import open_tsv
+    from vlp_models.contrib.imported_features.tsv import open_tsv
 
     def text(array: np.ndarray) -> str:
         return base64.b64encode(array.astype(np.float32).tobytes()).decode()
@@ -26,16 +26,25 @@ def _tsv(folder: Path) -> Prepared:
     boxes, features = np.array([[0, 0, 5, 5], [1, 1, 9, 9]]), np.ones((2, 3))
     path = folder / "features.tsv"
     path.write_text("".join(f"{name}\t10\t10\t2\t{text(boxes)}\t{text(features)}\n" for name in ("a", "b")))
-    return in_place(path, lambda: _regions_of(open_tsv(path, 4)))
+    return in_place(path, lambda: _regions_of(open_tsv(_request("tsv", path))))
 
 
 def _npz(folder: Path) -> Prepared:
-    from vlp_models.vision.imported_features import open_npz
+    from vlp_models.contrib.imported_features.npz import open_npz
 
     arrays = {"features": np.ones((2, 3), np.float32), "boxes": np.array([[0, 0, 5, 5], [1, 1, 9, 9]], np.float32)}
     np.savez(folder / "a.npz", **arrays, image_w=10, image_h=10)
     shutil.copy(folder / "a.npz", folder / "b.npz")
-    return in_place(folder / "a.npz", lambda: _regions_of(open_npz(folder, 4)))
+    return in_place(folder / "a.npz", lambda: _regions_of(open_npz(_request("npz", folder))))
+
+
+def _request(source: str, path: Path) -> Any:
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import FeaturesParams
+    from vlp_models.vision.region_source import SourceRequest
+
+    params = FeaturesParams(source=source, content="roi", path=str(path), max_regions=4, min_score=0.0)
+    return SourceRequest(params=params, workspace=Workspace(path.parent))
 
 
 def _regions_of(source: Any) -> None:

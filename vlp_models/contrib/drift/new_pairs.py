@@ -16,7 +16,7 @@ from vlp_models.contrib.drift.measures import compare, compare_embeddings, descr
 from vlp_models.contrib.drift.training_stats import embed, training_stats_path
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.ingest.index import batch_folders
-from vlp_models.params import Params, to_plain
+from vlp_models.params import Params
 
 MIN_IMAGES = 20  # below it embeddings are not compared
 
@@ -83,6 +83,7 @@ def _add_embeddings(
 ) -> None:
     """Add the two-sample test on region features (mean over regions), if the same features can be extracted here."""
     from vlp_models.vision.extractors import FROM_IMAGES, open_source
+    from vlp_models.vision.region_source import SourceRequest
 
     p = params.drift
     if not reference["points"]:
@@ -95,7 +96,7 @@ def _add_embeddings(
         return
     kind, source = params.features.source, None
     if kind == "grid" or (kind in FROM_IMAGES and workspace.detector.exists()):
-        source = open_source(to_plain(params.features), workspace.detector, workspace.root)
+        source = open_source(SourceRequest(params=params.features, workspace=workspace))
     if source is None or source.detector_id != reference["detector_id"]:
         report["notes"].append("embeddings not compared: the training data's regions cannot be extracted here")
         return

@@ -232,7 +232,7 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
             if key.endswith(".init"):
                 way_out = f"create it with `vlp import-checkpoint ... --name {Path(file).name}`"
             missing.append(f"params.yaml: `{key}: {file}`: not found; {way_out}")
-    imported = params.features.path if regions and params.features.source in ("tsv", "npz") else ""
+    imported = params.features.path if regions else ""
     if imported and not (root / imported).exists():
         missing.append(f"params.yaml: `features.path: {imported}`: not found; the path is relative to the project root")
     if missing:

@@ -24,20 +24,22 @@ from vlp_models.common.device import cpu_count, pick_device
 from vlp_models.common.executors import LocalMapper, Mapper, list_chunks
 from vlp_models.common.io import link_or_copy, output_directory, write_text
 from vlp_models.common.log import get_logger
-from vlp_models.common.portable import is_portable
+from vlp_models.common.plugins import import_target
+from vlp_models.common.portable import is_portable, use_portable_kernels
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.joins import Database
-from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, count_values, read_batches, read_table, write_table
+from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, count_values, read_batches, write_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.params import FeaturesParams, Params, to_plain
+from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.engines import cluster_mapper, cluster_of
 from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
+from vlp_models.vision import REGION_SOURCES
+from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
-    from vlp_models.vision.imported_features import Origin
     from vlp_models.vision.region_source import RegionSource
 
 logger = get_logger(__name__)
@@ -60,10 +62,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         CheckpointError: data/detector does not contain what `source: detector` or `timm` needs.
         ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
-    from vlp_models.vision.imported_features import ImportedSource
-
     p = params.features
-    _check(p)
     with record_timing(workspace, "features"):
         validated = require_output(workspace.validated, "validate")
         # An earlier run in this process may have opened the cache before it was filled.
@@ -89,8 +88,7 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         with output_directory(workspace.features) as directory:
             with Database.within(directory) as database:
                 images = _Images(database, validated)
-                if isinstance(source, ImportedSource):
-                    source.check_names(images)
+                source.check_images(images)
                 start = time.perf_counter()
                 extracted, reused = _make_chunks(mapper, source, job, images)
                 seconds = time.perf_counter() - start
@@ -131,11 +129,6 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         logger.info("  %s: %s images, listed in %s", rule, f"{count:,}", workspace.features / "quarantine.parquet")
 
 
-def _check(p: FeaturesParams) -> None:
-    if p.source in ("tsv", "npz") and not p.path:
-        raise ParamsError(f"params.yaml: `features.source: {p.source}` needs `features.path`")
-
-
 def _device(params: Params) -> str:
     """Return the device that computes features, cpu or cuda. On a cluster, `cluster.gpus` decides."""
     gpus, accelerator = cluster_of(params).gpus, params.trainer.accelerator
@@ -151,26 +144,14 @@ def _device(params: Params) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def _open(params: Params, workspace: Workspace, device: str, origin: Origin | None = None) -> RegionSource:
-    """origin: of the files to import, if another process has hashed them."""
+def _open(params: Params, workspace: Workspace, device: str, origin: Any = None) -> RegionSource:
+    """Open the source that params.yaml names. origin: of the same source in another process."""
+    from vlp_models.vision.region_source import SourceRequest
+
     p = params.features
-    if p.source == "boxes":
-        from vlp_models.vision.simple_regions import SymbolSource
-
-        return SymbolSource(read_table("objects", workspace.validated).to_pylist(), p.max_regions)
-    if p.source == "tsv":
-        from vlp_models.vision.imported_features import open_tsv
-
-        return open_tsv(workspace.root / p.path, p.max_regions, p.order, origin)
-    if p.source == "npz":
-        from vlp_models.vision.imported_features import open_npz
-
-        return open_npz(workspace.root / p.path, p.max_regions, p.order, origin)
-    from vlp_models.common.portable import use_portable_kernels
-    from vlp_models.vision.extractors import open_source
-
-    use_portable_kernels()
-    if p.source != "grid":
+    if p.source in FROM_IMAGES:
+        use_portable_kernels()
+    if p.source in ON_GPU:
         require_output(workspace.detector, "detector")
     if device == "cuda":
         import torch
@@ -180,14 +161,15 @@ def _open(params: Params, workspace: Workspace, device: str, origin: Origin | No
                 f"params.yaml: `cluster.gpus: {cluster_of(params).gpus:g}` makes features on GPUs, and torch finds "
                 "none; install torch for the node's GPU and driver, or set `cluster.gpus: 0` to use CPUs"
             )
-    return open_source(to_plain(p), workspace.detector, workspace.root, device)
+    request = SourceRequest(params=p, workspace=workspace, device=device, origin=origin)
+    source: RegionSource = import_target(REGION_SOURCES[p.source])(request)
+    return source
 
 
 def _identity(params: Params, source: RegionSource, device: str) -> dict[str, Any]:
     """Return everything that an image's regions depend on, except the image."""
     # the backbone's settings are in its id
     settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
-    module = type(source).__module__
     # Other versions of these libraries may compute other digits.
     packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
     versions = {name: metadata.version(name) for name in packages}
@@ -195,7 +177,7 @@ def _identity(params: Params, source: RegionSource, device: str) -> dict[str, An
         "features": settings,
         "detector_id": source.detector_id,
         "classes": list(source.classes),
-        "code": code_hash([module, storage.__name__]),
+        "code": code_hash([source.module, "vlp_models.vision.region_source", storage.__name__]),
         "versions": versions,
         "portable": is_portable(),
         "device": device,  # not the driver's own: a machine without a GPU may use a cluster of GPUs
@@ -291,7 +273,7 @@ def _make_chunks(mapper: Mapper | None, source: RegionSource, job: _Job, images:
             for chunk in missing:
                 reused += _make_chunk(chunk, source, job, advance)
         else:
-            make = functools.partial(_make_chunk_elsewhere, job=job, origin=getattr(source, "origin", None))
+            make = functools.partial(_make_chunk_elsewhere, job=job, origin=source.origin)
             for count, reused_count in mapper.map(make, missing):
                 advance(count)
                 reused += reused_count
@@ -354,7 +336,7 @@ def _notes(work: Path, chunks: int) -> Iterator[list[Row]]:
         yield json.loads((work / _notes_name(number)).read_text("utf-8"))
 
 
-def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> tuple[int, int]:
+def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Any) -> tuple[int, int]:
     """Make a chunk in a worker process, which opens the source for its first chunk.
 
     Returns:
@@ -369,12 +351,12 @@ def _make_chunk_elsewhere(chunk: Chunk, *, job: _Job, origin: Origin | None) -> 
     return len(chunk[1]), reused
 
 
-_opened: dict[tuple[Path, str, Origin | None], RegionSource] = {}  # the source of this worker process
+_opened: dict[tuple[Path, str, Any], RegionSource] = {}  # the source of this worker process
 
 
 def _refuse_missing(images: _Images, workspace: Workspace, work: Path) -> None:
     """Refuse features that too many images lack, and forget them: the next run reads the files again."""
-    from vlp_models.vision.imported_features import MISSING, UNREADABLE
+    from vlp_models.vision.region_source import MISSING, UNREADABLE
 
     rules = (MISSING, UNREADABLE)
     # split -> (images, those without usable features)

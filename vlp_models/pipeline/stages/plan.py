@@ -6,7 +6,7 @@ stages that use it stale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
 from vlp_models.training import ADAPTERS
+from vlp_models.vision import REGION_SOURCES
 
 if TYPE_CHECKING:
     from vlp_models.data.shards.contents import Kind
@@ -130,8 +131,13 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it, a fine-tuning may train adapters, the report has sections.
-    tables = {"register": SERVING_MODULES, "finetune": ADAPTERS.values(), "report": SECTIONS.values()}
+    # A registered version includes the code that serves it, a fine-tuning may train adapters, ...
+    tables: dict[str, Iterable[str]] = {
+        "register": SERVING_MODULES,
+        "finetune": ADAPTERS.values(),
+        "report": SECTIONS.values(),
+        "features": REGION_SOURCES.values(),
+    }
     more = tables.get(name, ()) if kind == "stages" else ()
     return hash_sources([module, *more])
 

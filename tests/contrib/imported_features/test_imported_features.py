@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.imported_features import npz, tsv
+from vlp_models.contrib.imported_features.source import ImportedSource
 from vlp_models.errors import DataError
-from vlp_models.vision.imported_features import ImportedSource, open_npz, open_tsv
+from vlp_models.params import FeaturesParams
+from vlp_models.vision.region_source import SourceRequest
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.random((3, 6), np.float32)
@@ -42,6 +46,21 @@ def write(path: Path, *rows: list[str]) -> Path:
 
 def image(image_id: str, path: str = "x.jpg") -> dict[str, str]:
     return {"image_id": image_id, "path": path}
+
+
+def request(source: str, path: Path, max_regions: int, order: str) -> SourceRequest:
+    params = FeaturesParams(
+        source=source, content="roi", path=str(path), max_regions=max_regions, min_score=0.0, order=order
+    )
+    return SourceRequest(params=params, workspace=Workspace(path.parent))
+
+
+def open_tsv(path: Path, max_regions: int = 9, order: str = "file") -> ImportedSource:
+    return tsv.open_tsv(request("tsv", path, max_regions, order))
+
+
+def open_npz(path: Path, max_regions: int = 9, order: str = "file") -> ImportedSource:
+    return npz.open_npz(request("npz", path, max_regions, order))
 
 
 def read(source: ImportedSource, *images: dict[str, str]) -> tuple[list, list]:
@@ -83,7 +102,7 @@ def test_first_rows_are_kept_in_file_order_by_default(tmp_path: Path, layout: st
 def test_directory_of_tsv_parts(tmp_path: Path) -> None:
     write(tmp_path / "karpathy_train.tsv.0", bottom_up("1"))
     write(tmp_path / "karpathy_train.tsv.1", bottom_up("2"))
-    found, notes = read(open_tsv(tmp_path, 9), image("c/2"), image("c/1"))
+    found, notes = read(open_tsv(tmp_path), image("c/2"), image("c/1"))
     assert ([len(regions) for regions in found], notes) == ([3, 3], [])
 
 
@@ -110,7 +129,7 @@ def damaged() -> dict[str, list[str]]:
     ],
 )
 def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, reason: str) -> None:
-    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]), 9)
+    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]))
     (good, bad, absent), notes = read(source, image("c/1"), image(f"c/{name}"), image("c/none"))
     assert [len(good), len(bad), len(absent)] == [3, 0, 0]
     assert [(row["row_id"], row["rule"]) for row in notes] == [
@@ -123,16 +142,16 @@ def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, rea
 
 def test_file_without_readable_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no readable record.*broken base64"):
-        open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]), 9)
+        open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]))
     with pytest.raises(DataError, match="no TSV"):
-        open_tsv(tmp_path / "missing.tsv", 9)
+        open_tsv(tmp_path / "missing.tsv")
     packed = tmp_path / "a.tsv.gz"
     packed.write_bytes(gzip.compress((tmp_path / "a.tsv").read_bytes()))
     with pytest.raises(DataError, match=r"a\.tsv\.gz: compressed with gzip, not text; unpack it"):
-        open_tsv(packed, 9)
+        open_tsv(packed)
     (tmp_path / "b.tsv").write_bytes(b"caf\xc3\xa9\tb\n")
     with pytest.raises(DataError, match=r"b\.tsv:1: byte 4 of the line is not ASCII"):
-        open_tsv(tmp_path / "b.tsv", 9)
+        open_tsv(tmp_path / "b.tsv")
 
 
 def save_npz(path: Path, **changes: np.ndarray) -> None:
@@ -162,17 +181,17 @@ def test_record_matching_two_images_is_refused(tmp_path: Path) -> None:
     save_npz(tmp_path / "1.npz")
     save_npz(tmp_path / "2.npz")
     source = open_npz(tmp_path, max_regions=2)
-    source.check_names(
+    source.check_images(
         [row("flickr8k/1", "a/1.jpg", "aa"), row("snli_ve/1", "a/1.jpg", "aa"), row("p/2", "2.jpg", "cc")]
     )
     for other in ("pairs/dogs/1.jpg", "vg/1"):
         with pytest.raises(DataError, match=rf"the record 1 matches both pairs/cats/1\.jpg and {other}, .*whole id"):
-            source.check_names([row("pairs/cats/1.jpg", "cats/1.jpg", "aa"), row(other, "dogs/1.jpg", "bb")])
+            source.check_images([row("pairs/cats/1.jpg", "cats/1.jpg", "aa"), row(other, "dogs/1.jpg", "bb")])
 
 
 def test_id_depends_on_the_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", bottom_up("1"))
-    before = open_tsv(path, 9).detector_id
-    assert before == open_tsv(path, 9).detector_id
+    before = open_tsv(path).detector_id
+    assert before == open_tsv(path).detector_id
     assert before.startswith("import-")
-    assert open_tsv(write(path, bottom_up("1"), bottom_up("2")), 9).detector_id != before
+    assert open_tsv(write(path, bottom_up("1"), bottom_up("2"))).detector_id != before

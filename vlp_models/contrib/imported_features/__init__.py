@@ -1,0 +1,1 @@
+"""Region features from files that another detector made: `features.source: tsv` or `npz`."""
