@@ -223,8 +223,9 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, imports = make_workspace(tmp_path), params_with(features={"source": "tsv"})
     monkeypatch.delitem(REGION_SOURCES, "tsv", raising=False)
-    with pytest.raises(MissingToolError, match=r"source: tsv` needs vlp_models/contrib/imported_features, which is not"):
-        run(params_with(features={"source": "tsv"}), make_workspace(tmp_path))
-    with pytest.raises(ParamsError, match=r"`features\.source: grids` is unknown; did you mean `grid`"):
-        run(params_with(features={"source": "grids"}), make_workspace(tmp_path))
+    with pytest.raises(MissingToolError, match=r"source: tsv` needs vlp_models/contrib/imported_features"):
+        run(imports, workspace)
+    with pytest.raises(ParamsError, match=r"`features\.source: grids` is unknown; did you mean .grid."):
+        run(params_with(features={"source": "grids"}), workspace)

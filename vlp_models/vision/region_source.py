@@ -61,7 +61,7 @@ class RegionSource(ABC):
         return type(self).__module__
 
     def check_images(self, images: Iterable[Row]) -> None:  # noqa: B027 - most sources have nothing to check
-        """Raise a DataError if the source cannot tell the images of the dataset apart."""
+        """Raise a DataError if two images of the dataset would get the same regions by mistake."""
 
     @abstractmethod
     def regions(
