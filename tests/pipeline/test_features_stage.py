@@ -21,10 +21,9 @@ from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import read_table, write_table
-from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
+from vlp_models.errors import CheckpointError, DataError
 from vlp_models.pipeline.stages import detector
 from vlp_models.pipeline.stages.features import run
-from vlp_models.vision import REGION_SOURCES
 from vlp_models.vision import region_source as source
 
 IDS = [f"drawn/{number}" for number in range(len(SPLITS))]
@@ -220,12 +219,3 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a/1: features has non-finite values, or values beyond the float16 range"):
         storage.write_chunk(tmp_path, 0, [("a/1", regions)])
     assert not list(tmp_path.iterdir())
-
-
-def test_unknown_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace, imports = make_workspace(tmp_path), params_with(features={"source": "tsv"})
-    monkeypatch.delitem(REGION_SOURCES, "tsv", raising=False)
-    with pytest.raises(MissingToolError, match=r"source: tsv` needs vlp_models/contrib/imported_features"):
-        run(imports, workspace)
-    with pytest.raises(ParamsError, match=r"`features\.source: grids` is unknown; did you mean .grid."):
-        run(params_with(features={"source": "grids"}), workspace)

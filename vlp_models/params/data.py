@@ -10,7 +10,7 @@ from pydantic import Field
 
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne, build
+from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt, Share, ShareBelowOne, build
 
 
 @dataclass(frozen=True, kw_only=True)
