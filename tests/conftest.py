@@ -22,6 +22,8 @@ import pytest
 from hypothesis import settings
 
 from vlp_models.common.log import configure_logging
+from vlp_models.common.plugins import contrib_folders
+from vlp_models.contrib import CONTRIB as FOLDERS
 
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
@@ -46,12 +48,14 @@ BORROWERS = {
     "synthetic/test_scene_entailment.py": ["research_formats"],
     "synthetic/test_scene_pairs.py": ["research_formats"],
     "synthetic/test_scene_vcr.py": ["research_formats"],
-    "test_new_model.py": ["drift"],
+    "end_to_end/test_new_model.py": ["drift"],
 }
 # A folder of contrib can be deleted: its tests are ignored then.
 collect_ignore = [
     file for file, folders in BORROWERS.items() if not all((CONTRIB / folder).is_dir() for folder in folders)
 ]
+# The docs describe all of contrib.
+collect_ignore += ["docs"] if contrib_folders() != list(FOLDERS) else []
 collect_ignore += [
     str(tests) for tests in Path(__file__).parent.glob("contrib/*") if not (CONTRIB / tests.name).is_dir()
 ]

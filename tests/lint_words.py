@@ -73,10 +73,9 @@ PHRASES = {
     r"\bcancell(?:ed|ing)\b": "canceled",
     r"\bgrey\b": "gray",
 }
-# Names of variables, arguments and attributes that do not say what the value is, in the folders that have none left.
+# Names of variables, arguments and attributes that do not say what the value is, in the package.
 VAGUE = {"found", "own", "one", "place", "known", "kept", "what", "wanted", "ours", "theirs", "given"}
-PLAIN_FOLDERS = "curation data evaluation metrics objectives pipeline registry serving synthetic tasks training"
-NAMED_PLAINLY = tuple(f"vlp_models/{folder}/" for folder in PLAIN_FOLDERS.split())
+NAMED_PLAINLY = ("vlp_models/", "flows/")
 ALLOWED = re.compile(r"world[ _]?size|real[- ]world", re.I)  # terms of the field
 TOKEN = re.compile(r"[A-Za-z]+")
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")

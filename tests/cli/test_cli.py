@@ -21,6 +21,7 @@ from vlp_models.common.portable import VARIABLES
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import ParamsError, TrackingError
 from vlp_models.params import load_params
+from vlp_models.pipeline.dvc.repro import REPRO
 from vlp_models.pipeline.stages.plan import check_current, check_params
 from vlp_models.registry import receipts
 from vlp_models.registry.client import resolve_task
@@ -34,7 +35,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".dvc").mkdir()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "write_plan", lambda: (False, SimpleNamespace(regions=True)))
+    monkeypatch.setattr(pipeline, "write_plan", lambda params, workspace: (False, SimpleNamespace(regions=True)))
+    monkeypatch.setattr("vlp_models.pipeline.parallel_finetune.finetune_in_parallel", lambda *_: 0)
     return tmp_path
 
 
@@ -74,6 +76,13 @@ def test_all_stages_compute_with_the_instructions_of_params(tmp_path: Path) -> N
     assert set(done.stdout.split()) == {"portable"}
 
 
+def exit_code(targets: list[str]) -> int:
+    """Return the exit code of `vlp run TARGETS`."""
+    with pytest.raises(typer.Exit) as ended:
+        pipeline.run(targets)
+    return ended.value.exit_code
+
+
 @pytest.mark.parametrize(
     ("lost", "targets", "code", "registers"),
     [
@@ -97,11 +106,11 @@ def test_versions_that_mlflow_lost_are_registered_again(
         return lost
 
     monkeypatch.setattr(receipts, "find_lost_versions", find_lost_versions)
-    monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: code)
-    monkeypatch.setattr(pipeline, "supervise_commands", lambda wanted, env: commands.extend(wanted) or 0)
-    assert pipeline.run_pipeline(targets) == code
+    monkeypatch.setattr(pipeline, "supervise_commands", lambda wanted, env: commands.extend(wanted) or code)
+    assert exit_code(targets) == code
+    assert commands[0] == [*REPRO, *targets]
     expected = [["--force", "--single-item", "register"]] if registers else []
-    assert [command[-3:] for command in commands] == expected
+    assert [command[-3:] for command in commands[1:]] == expected
     error = capsys.readouterr().err
     assert ("MLflow has lost vlp-vqa/1; registering again" in error) == registers
     unknown = "cannot check whether the registered versions still exist" in error
@@ -113,15 +122,15 @@ def test_versions_that_the_run_itself_registered_are_not_looked_up(monkeypatch: 
     """MLflow takes seconds to import. A result from DVC's cache names no version in MLflow, so it is looked up."""
     asked: list[Path] = []
 
-    def register(params: Any, workspace: Workspace, targets: list[str]) -> int:
-        with record_timing(workspace, "register"):
+    def register(commands: list[list[str]], env: dict[str, str]) -> int:
+        with record_timing(Workspace(), "register"):
             return 0
 
     monkeypatch.setattr(receipts, "find_lost_versions", lambda params, root: asked.append(root) or [])
-    monkeypatch.setattr(pipeline, "_run_dvc", register)
-    assert pipeline.run_pipeline([]) == 0 and not asked
-    monkeypatch.setattr(pipeline, "_run_dvc", lambda params, workspace, targets: 0)
-    assert pipeline.run_pipeline([]) == 0 and len(asked) == 1
+    monkeypatch.setattr(pipeline, "supervise_commands", register)
+    assert exit_code([]) == 0 and not asked
+    monkeypatch.setattr(pipeline, "supervise_commands", lambda commands, env: 0)
+    assert exit_code([]) == 0 and len(asked) == 1
 
 
 def test_a_project_with_crlf_line_ends_can_be_changed_again_and_again(project: Path, capsys: Any) -> None:

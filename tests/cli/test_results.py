@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlp_models.cli import versions
+from vlp_models.cli import registry
 from vlp_models.cli.results import (
     Scores,
     find_uncommitted,
@@ -168,7 +168,7 @@ def test_dates_of_the_history_are_not_broken(
     monkeypatch.setenv("COLUMNS", "80")
     entry = {"seq": 1, "time": "2026-11-25T10:11:12Z", "action": "promoted", "version": 3, "from": 2, "by": "someone"}
     entry |= {"run": "tden-captioning-seed-2", "run_model": "tden-large", "decision": {"numbers": {"value": 104.25}}}
-    versions.print_history([entry])
+    registry.print_history([entry])
     lines = capsys.readouterr().out.splitlines()
     assert any("2026-11-25 10:11  promoted" in line for line in lines) and max(map(len, lines)) <= 80
     assert "gain" not in lines[0], "no entry has one"

@@ -212,7 +212,7 @@ def test_invalid_option_stops_the_pipeline_before_it_starts(
         ParamsError,
         match=r"`finetune\.tden-retrieval\.options\.negative`.*its options: scorer, loss, temperature",
     ):
-        write_plan()
+        write_plan(load_params(), workspace)
 
 
 def test_registry_ranks_a_run_with_two_datasets(done: tuple[Workspace, Params]) -> None:

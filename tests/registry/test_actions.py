@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from small_project import SIZES, make_data, make_model
 
-from vlp_models.cli.versions import print_lineage
 from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, ParamsError
@@ -90,6 +89,7 @@ def test_alias_is_scored_like_its_run(params: Params, workspace: Workspace) -> N
 def test_lineage_needs_only_the_registry(
     workspace: Workspace, params: Params, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    print_lineage = pytest.importorskip("vlp_models.contrib.lineage.commands").print_lineage
     elsewhere = Workspace(tmp_path)  # a machine that has only access to MLflow
     uri = f"sqlite:///{workspace.root / 'mlflow.db'}"
     tracking = dataclasses.replace(params.tracking, uri=uri)

@@ -45,7 +45,6 @@ from vlp_models.errors import (
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Make a project": {
         "init": project.init,
-        "upgrade": project.upgrade,
     },
     "Run the pipeline": {
         "run": pipeline.run,
@@ -67,7 +66,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "promote": registry.promote,
         "rollback": registry.rollback,
         "history": registry.history,
-        "lineage": registry.lineage,
         "evaluate-alias": registry.evaluate_alias,
     },
 }
@@ -75,7 +73,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 # What commands that may be silent for seconds say on a terminal. The others report their own progress.
 WORK = {
     "init": "writing the project",
-    "upgrade": "comparing with the template",
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
     "status": "comparing the workspace with dvc.lock",
@@ -86,7 +83,6 @@ WORK = {
     "promote": "comparing registered versions",
     "rollback": "reading the registry",
     "history": "checking the ledger",
-    "lineage": "reading the registry",
     "evaluate-alias": "loading the model",
 }
 

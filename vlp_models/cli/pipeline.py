@@ -40,7 +40,99 @@ def run(
 
     Runs `dvc repro`: if nothing changed, it exits within seconds. Example: `vlp run evaluate@tden-vqa`
     """
-    raise typer.Exit(run_pipeline(targets or []))
+    from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
+    from vlp_models.common.packages import require_module
+    from vlp_models.common.progress import clock
+    from vlp_models.common.user import require_home
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.data_sizes import explain_sizes
+    from vlp_models.pipeline.dvc.consistency import clear_records
+    from vlp_models.pipeline.dvc.external import check_files, check_roots
+    from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
+
+    start_time, targets = time.time(), targets or []
+    # What this machine lacks, and data that does not exist, before DVC starts: its own messages name no way out.
+    require_module("dvc", "`vlp run`")
+    require_home()
+    params, workspace = load_params(), Workspace()
+    if problem := explain_permissions(workspace.root) or explain_git(workspace.root):
+        raise DataError(problem)
+    if datasets := _datasets_of(targets, params):
+        check_roots(params, workspace.root, datasets)
+    with run_lock(workspace, "run"):
+        summary = workspace.reports / "summary.json"
+        before = read_scores(summary)  # DVC deletes the file before the stage `report`
+        updated, facts = write_plan(params, workspace)
+        if updated:
+            print("dvc.yaml updated from params.yaml", file=sys.stderr)
+        if not targets:
+            check_files(params, workspace.root, regions=facts.regions)
+        # Later, `vlp plan` prints what too few images rule out.
+        notes = [] if (workspace.root / LOCK_FILE).exists() else explain_sizes(params, workspace)
+        for line in [*notes, *repair(workspace.root)]:
+            print(line, file=sys.stderr)
+        clear_records(workspace.root)
+        code = _reproduce(params, workspace, targets, start_time)
+        if not code:
+            print()
+            if summary.exists():
+                print_results(summary, before)
+            print_places(params, workspace)
+            print(f"took       {clock(time.time() - start_time)}")
+            print_next_steps(params, workspace)
+    raise typer.Exit(code)
+
+
+def _datasets_of(targets: list[str], params: Params) -> list[str]:
+    """Return the datasets that the targets read: every stage after `prepare` reads all of them."""
+    # An option of `dvc repro`, such as `--force`, is no stage.
+    stages = [target for target in targets if not target.startswith("-")]
+    if stages and all(target.startswith(("plan", "generate", "prepare@")) for target in stages):
+        return [name for name in params.data if f"prepare@{name}" in stages]
+    return list(params.data)
+
+
+def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_time: float) -> int:
+    """Run `dvc repro`, then bring MLflow up to date: metrics that it missed, versions that it lost. Return the code."""
+    from vlp_models.common.workspace import timing_file
+    from vlp_models.pipeline.dvc.repro import REPRO
+    from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
+    from vlp_models.registry.receipts import find_lost_versions
+
+    # VLP_GRACE: seconds that a training has to save: large models need time, and no scheduler kills it first.
+    environment = {"VLP_GRACE": "600", **command_environment()}
+    # What was trained in parallel is up to date for the `dvc repro` after it.
+    code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
+    code = code or supervise_commands([[*REPRO, *targets]], environment)
+    if code:
+        print(
+            "\nThe pipeline stopped at the stage above. Finished stages are kept; run the same command again to "
+            "continue (training resumes from its last checkpoint).",
+            file=sys.stderr,
+        )
+    # Metrics of runs that ended while MLflow was down are still in .work/mlflow.
+    if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):
+        from vlp_models.registry.mlflow_run import send_unsent
+
+        send_unsent(params.tracking, workspace.root)
+    if code or (targets and "register" not in targets):
+        return code
+    # MLflow takes seconds to import, so it is not asked about versions that this run has registered itself. A stage
+    # whose result is taken from DVC's cache writes no time.
+    time_file = timing_file(workspace, "register")
+    if time_file.exists() and time_file.stat().st_mtime >= start_time:
+        return 0
+    try:
+        lost = find_lost_versions(params.tracking, workspace.root)
+    except TrackingError as error:
+        print(f"cannot check whether the registered versions still exist: {error}", file=sys.stderr)
+        return 0
+    if not lost:
+        return 0
+    print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
+    # Forced, since DVC finds the stage up to date, and `register` alone.
+    return supervise_commands([[*REPRO, "--force", "--single-item", "register"]], environment)
 
 
 def complete_preset() -> list[str]:
@@ -137,7 +229,7 @@ def plan() -> None:
     # `vlp ingest` creates its dataset with the first batch, which a flow does after this.
     check_roots(params, workspace.root, ingested=False)
     notes = _notes(params, workspace, strict=True)
-    if write_plan()[0]:
+    if write_plan(params, workspace)[0]:
         print("dvc.yaml updated")
     elif is_generated(Path.cwd()):
         print("dvc.yaml is up to date")
@@ -175,30 +267,27 @@ def stage(
     Without DVC nothing decides what is stale: `vlp stage all` runs every stage, and interrupted ones resume.
     Example: `vlp stage pretrain tden`
     """
-    if name == "all":
-        from vlp_models.common.workspace import Workspace
-        from vlp_models.params import load_params
-
-        choose_instructions(load_params(params).trainer.reproducible)  # before `_every_stage` imports NumPy
-        with run_lock(Workspace(), "stage all"):
-            for stage_name, stage_key in _every_stage():
-                print(f"stage {stage_name} {stage_key}".rstrip(), file=sys.stderr)
-                run_stage(stage_name, stage_key, params)
-    else:
+    if name != "all":
         run_stage(name, key, params)
-
-
-def _every_stage() -> list[tuple[str, str]]:
-    """Return (stage, key) of dvc.yaml in its order, those that the installed packages allow."""
+        return
     from vlp_models.common.packages import is_installed
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.dvc_yaml import read_pipeline
 
-    write_plan()
-    stages = read_pipeline(Path.cwd())
-    # `vlp stage all` also works without the extra `pipeline`.
-    if not is_installed("mlflow"):
-        stages.pop("register", None)
-    return [(name, key) for name, stage in stages.items() for key in stage.get("foreach", [""])]
+    # Before the plan below, which imports NumPy.
+    values, workspace = load_params(params), Workspace()
+    choose_instructions(values.trainer.reproducible)
+    with run_lock(workspace, "stage all"):
+        write_plan(load_params(), workspace)
+        stages = read_pipeline(workspace.root)
+        # `vlp stage all` also works without the extra `pipeline`.
+        if not is_installed("mlflow"):
+            stages.pop("register", None)
+        for stage_name, entry in stages.items():
+            for stage_key in entry.get("foreach", [""]):
+                print(f"stage {stage_name} {stage_key}".rstrip(), file=sys.stderr)
+                run_stage(stage_name, stage_key, params)
 
 
 def run_stage(name: str, key: str, params_file: str) -> None:
@@ -250,19 +339,16 @@ def _check_stage(name: str) -> None:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
 
 
-def write_plan() -> tuple[bool, PlanFacts]:
+def write_plan(params: Params, workspace: Workspace) -> tuple[bool, PlanFacts]:
     """Write dvc.yaml from params.yaml and record the packages it uses.
 
     Returns:
         Whether dvc.yaml changed, and what the check of params.yaml found out.
     """
     from vlp_models.common.io import write_together
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
     from vlp_models.pipeline.stages.plan import check_params
 
-    params, workspace = load_params(), Workspace()
     _check_dvc_reads(Path("params.yaml"))
     facts = check_params(params)
     files = plan_files(params, workspace, facts)
@@ -344,85 +430,6 @@ def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:
     return file_lock(workspace.lock, f"`vlp {command}`")
 
 
-def run_pipeline(targets: list[str]) -> int:
-    """Run `dvc repro`, then print the results next to the previous ones, where to look, and what to do next.
-
-    Returns DVC's exit code.
-
-    Raises:
-        DataError: another command is using this workspace, the machine lacks something that DVC needs, or data that
-            params.yaml names is missing.
-    """
-    from vlp_models.cli.results import print_next_steps, print_places, print_results, read_scores
-    from vlp_models.common.packages import require_module
-    from vlp_models.common.progress import clock
-    from vlp_models.common.user import require_home
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
-    from vlp_models.pipeline.data_sizes import explain_sizes
-    from vlp_models.pipeline.dvc.consistency import clear_records
-    from vlp_models.pipeline.dvc.external import check_files, check_roots
-    from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
-
-    start_time = time.time()
-    require_module("dvc", "`vlp run`")
-    params, workspace = load_params(), Workspace()
-    summary = workspace.reports / "summary.json"
-    require_home()
-    # Before DVC starts, whose own messages name neither the path nor the way out.
-    if problem := explain_permissions(workspace.root) or explain_git(workspace.root):
-        raise DataError(problem)
-    if datasets := _datasets_of(targets, params):
-        # Before anything runs, and only for the datasets that the targets read.
-        check_roots(params, workspace.root, datasets)
-    with run_lock(workspace, "run"):
-        before = read_scores(summary)  # DVC deletes the file before the stage `report`
-        updated, facts = write_plan()
-        if updated:
-            print("dvc.yaml updated from params.yaml", file=sys.stderr)
-        if not targets:
-            check_files(params, workspace.root, regions=facts.regions)
-        # Later, `vlp plan` prints what too few images rule out.
-        notes = [] if (workspace.root / LOCK_FILE).exists() else explain_sizes(params, workspace)
-        for line in [*notes, *repair(workspace.root)]:
-            print(line, file=sys.stderr)
-        clear_records(workspace.root)
-        code = _run_dvc(params, workspace, targets)
-        # Metrics of runs that ended while MLflow was down are still in .work/mlflow.
-        if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):
-            from vlp_models.registry.mlflow_run import send_unsent
-
-            send_unsent(params.tracking, workspace.root)
-        # MLflow takes seconds to import, so it is not asked about versions that this run has registered itself.
-        if not code and (not targets or "register" in targets) and not _has_registered(workspace, start_time):
-            code = _restore_versions(params, workspace)
-        if not code:
-            print()
-            if summary.exists():
-                print_results(summary, before)
-            print_places(params, workspace)
-            print(f"took       {clock(time.time() - start_time)}")
-            print_next_steps(params, workspace)
-        return code
-
-
-def _run_dvc(params: Params, workspace: Workspace, targets: list[str]) -> int:
-    from vlp_models.pipeline.dvc.repro import REPRO
-    from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
-
-    environment = _environment()
-    # What was trained in parallel is up to date for the `dvc repro` after it.
-    code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
-    code = code or supervise_commands([[*REPRO, *targets]], environment)
-    if code:
-        print(
-            "\nThe pipeline stopped at the stage above. Finished stages are kept; run the same command again to "
-            "continue (training resumes from its last checkpoint).",
-            file=sys.stderr,
-        )
-    return code
-
-
 def explain_permissions(root: Path) -> str:
     """Return which of the paths that a run writes to belongs to another user, and the way out; empty if none does."""
     paths = [root, *(root / name for name in WRITTEN)]
@@ -442,45 +449,3 @@ def explain_git(root: Path) -> str:
     if "dubious ownership" in done.stderr:
         return f"{root}: another user's repository: run `git config --global --add safe.directory {root}`"
     return f"{root}: not a git repository: run `git init`; DVC and the ledger need it"
-
-
-def _datasets_of(targets: list[str], params: Params) -> list[str]:
-    """Return the datasets that the targets read: every stage after `prepare` reads all of them."""
-    # An option of `dvc repro`, such as `--force`, is no stage.
-    stages = [target for target in targets if not target.startswith("-")]
-    if stages and all(target.startswith(("plan", "generate", "prepare@")) for target in stages):
-        return [name for name in params.data if f"prepare@{name}" in stages]
-    return list(params.data)
-
-
-def _has_registered(workspace: Workspace, since: float) -> bool:
-    """Return whether the stage `register` itself has run since then; a result of DVC's cache does not count."""
-    from vlp_models.common.workspace import timing_file
-
-    try:
-        return timing_file(workspace, "register").stat().st_mtime >= since
-    except OSError:
-        return False
-
-
-def _restore_versions(params: Params, workspace: Workspace) -> int:
-    """Register again what the registry has lost since `register` ran, which DVC cannot see. Return DVC's exit code."""
-    from vlp_models.pipeline.dvc.repro import REPRO
-    from vlp_models.registry.receipts import find_lost_versions
-
-    try:
-        lost = find_lost_versions(params.tracking, workspace.root)
-    except TrackingError as error:
-        print(f"cannot check whether the registered versions still exist: {error}", file=sys.stderr)
-        return 0
-    if not lost:
-        return 0
-    print(f"MLflow has lost {', '.join(lost)}; registering again", file=sys.stderr)
-    # Forced, since DVC finds the stage up to date, and `register` alone.
-    command = [*REPRO, "--force", "--single-item", "register"]
-    return supervise_commands([command], _environment())
-
-
-def _environment() -> dict[str, str]:
-    # VLP_GRACE: seconds that a training has to save: large models need time, and no scheduler kills it first.
-    return {"VLP_GRACE": "600", **command_environment()}

@@ -1,8 +1,9 @@
-"""Commands on registered versions: promote, rollback, history, lineage, evaluate-alias."""
+"""Commands on registered versions: promote, rollback, history, evaluate-alias."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ Task = Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.")]
 User = Annotated[
     str, typer.Option(help="The name to record in the ledger; default: the current user.", show_default=False)
 ]
+
+WIDE = 110  # characters that all columns of the history need
+STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
 
 
 def promote(
@@ -76,29 +80,60 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON lines.")] = False,
 ) -> None:
     """List every promotion decision of a task, and verify the ledger."""
-    from vlp_models.cli.versions import print_history
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
     from vlp_models.pipeline.promotion_commands import history_rows
 
-    print_history(history_rows(load_params(), Workspace(), task), as_json=as_json)
+    entries = history_rows(load_params(), Workspace(), task)
+    if as_json:
+        for entry in entries:
+            print(json.dumps(entry, sort_keys=True, ensure_ascii=False))
+    elif entries:
+        print_history(entries)
+    else:
+        print("no decision yet")
 
 
-def lineage(
-    model: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa@challenger, vlp-vqa/3.")],
-    file: Annotated[str, typer.Option(help="Print a file stored with the version instead, e.g. params.yaml.")] = "",
-    hashes: Annotated[bool, typer.Option("--hashes", help="Also print the hashes of all inputs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
-) -> None:
-    """Show the scores, data, code and parents of a registered version, and how to rebuild it.
+def print_history(entries: list[dict[str, Any]]) -> None:
+    """Print a task's ledger entries as a table, with the reasons of each below it."""
+    from rich.text import Text
 
-    Example: `vlp lineage vlp-vqa@champion`
-    """
-    from vlp_models.cli.versions import print_lineage
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.params import load_params
+    from vlp_models.cli.tables import open_console, print_table
 
-    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json, hashes=hashes)
+    console = open_console(WIDE)
+    # The entry of a withdrawal, for example, has no decision.
+    decisions = [entry.get("decision", {}) for entry in entries]
+    numbers = [decision.get("numbers", {}) for decision in decisions]
+    columns = {
+        "line": [str(entry["seq"]) for entry in entries],
+        "time (UTC)": [entry["time"][:16].replace("T", " ") for entry in entries],
+        "action": [Text(describe_action(entry), STYLES.get(entry["action"], "")) for entry in entries],
+        "version": [str(entry["version"] or "") for entry in entries],
+        "run": [entry.get("run", "") for entry in entries],
+        "model": [entry.get("run_model", "") for entry in entries],
+        "before": [str(entry["from"] or "") for entry in entries],
+        "value": [f"{values['value']:.2f}" if "value" in values else "" for values in numbers],
+        "gain": [f"{values['gain']:+.2f}" if "gain" in values else "" for values in numbers],
+        "by": [entry["by"] for entry in entries],
+    }
+    if console.width < WIDE:  # rich would leave out the last columns
+        del columns["model"], columns["before"]
+    print_table(console, columns, folded=("action", "run", "model", "by"))
+    for entry, decision in zip(entries, decisions, strict=True):
+        for reason in decision.get("reasons", []):
+            console.print(Text(f"line {entry['seq']}: {reason}"))
+        if decision.get("force_reason"):
+            console.print(Text(f"line {entry['seq']}: forced: {decision['force_reason']}"))
+
+
+def describe_action(entry: dict[str, Any]) -> str:
+    """Return what a ledger entry did, in a few words."""
+    action, decision = entry["action"], entry.get("decision", {})
+    if action == "forgotten":
+        return f"forgot {len(entry.get('images', []))} images"
+    if action == "refused" and decision.get("outcome"):
+        return f"refused: {decision['outcome']}"
+    return f"{action} (forced)" if decision.get("forced") else str(action)
 
 
 def evaluate_alias(

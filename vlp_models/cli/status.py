@@ -99,7 +99,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
 
 def describe_entry(entry: dict[str, Any]) -> str:
     """Return a ledger entry as one line."""
-    from vlp_models.cli.versions import describe_action
+    from vlp_models.cli.registry import describe_action
 
     reasons = "; ".join(entry.get("decision", {}).get("reasons", []))
     version = f" version {entry['version']}" if entry["version"] else ""

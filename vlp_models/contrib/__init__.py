@@ -56,6 +56,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "launchers": "vlp_models.contrib.launchers.params:LaunchersParams",
         },
     },
+    "lineage": {},
     "lmms_eval": {},
     "lora": {
         "adapters": {
@@ -89,5 +90,6 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "stack": {"status": {"prefect": "vlp_models.contrib.stack.commands:describe"}},
+    "upgrade": {},
     "verify": {},
 }

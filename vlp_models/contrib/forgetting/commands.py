@@ -34,7 +34,7 @@ def forget(
 
     Example: `vlp forget photo.jpg --dry-run`
     """
-    from vlp_models.cli.pipeline import run_lock, run_pipeline, write_plan
+    from vlp_models.cli.pipeline import run, run_lock, write_plan
     from vlp_models.common.user import current_user
     from vlp_models.common.workspace import WITHDRAWN, Workspace
     from vlp_models.contrib.forgetting.forget import find_exposure, remove_aliases, withdraw_images
@@ -61,9 +61,9 @@ def forget(
         print(f"{WITHDRAWN}: {new} new entries; commit it with `git add {WITHDRAWN} dvc.yaml`", file=sys.stderr)
         for line in remove_aliases(params, workspace, report, by=by or current_user()) if withdraw_versions else ():
             print(line, file=sys.stderr)
-        write_plan()
+        write_plan(load_params(), workspace)
     if retrain:
-        raise typer.Exit(run_pipeline([]))
+        run()
     print("data and models stay as they are until the next `vlp run`", file=sys.stderr)
 
 

@@ -56,11 +56,11 @@ class Project:
 
     def __init__(self, folder: str | Path = ".") -> None:
         start = Path(folder).expanduser().resolve()
-        found = next((path for path in (start, *start.parents) if (path / "params.yaml").is_file()), None)
-        if found is None:
+        root = next((path for path in (start, *start.parents) if (path / "params.yaml").is_file()), None)
+        if root is None:
             raise DataError(f"{start}: no params.yaml in it or above it; `vlp init {folder}` makes a project")
-        self.root = found
-        self.workspace = Workspace(found)
+        self.root = root
+        self.workspace = Workspace(root)
 
     def __repr__(self) -> str:
         return f"Project({str(self.root)!r})"
@@ -171,13 +171,13 @@ class Project:
         frames = []
         for scores in read_item_scores(self._existing(self._evaluation(run) / "items.parquet")):
             if metric in ("", scores.metric) and split in ("", scores.split) and len(scores.items):
-                place = {"dataset": scores.dataset, "split": scores.split, "metric": scores.metric}
+                metric_of = {"dataset": scores.dataset, "split": scores.split, "metric": scores.metric}
                 values = scores.statistics[scores.statistic](scores.parts_NK)  # (N, K) sums of one item -> (N,)
                 rows = {"item": scores.items, "group": scores.groups, "value": values, "slices": scores.slices}
-                frames.append(_pandas().DataFrame(rows).assign(**place))
+                frames.append(_pandas().DataFrame(rows).assign(**metric_of))
         if not frames:
             raise DataError(f"{self._evaluation(run)}: no per-item scores of {metric or 'any metric'} {split}".rstrip())
-        return _pandas().concat(frames, ignore_index=True)[[*place, *rows]]
+        return _pandas().concat(frames, ignore_index=True)[[*metric_of, *rows]]
 
     def curve(self, run: str) -> DataFrame:
         """Return the loss curve of a training, one row per logged update.
@@ -210,8 +210,8 @@ class Project:
         for entry in self._ledger():
             if task in ("", entry["task"]):
                 decision = entry.get("decision") or {}
-                known = {**decision.get("numbers", {}), "outcome": decision.get("outcome", ""), **entry}
-                row = {name: known.get(name) for name in DECISION_COLUMNS}
+                values = {**decision.get("numbers", {}), "outcome": decision.get("outcome", ""), **entry}
+                row = {name: values.get(name) for name in DECISION_COLUMNS}
                 rows.append({**row, "reasons": decision.get("reasons", [])})
         return _pandas().DataFrame(rows, columns=[*DECISION_COLUMNS, "reasons"])
 
@@ -228,10 +228,10 @@ class Project:
 
         entries = self._ledger()
         for model, state in replay(entries).items():
-            own = [entry for entry in entries if entry["model"] == model]
-            if state.champion is None or own[0]["task"] != task:
+            of_model = [entry for entry in entries if entry["model"] == model]
+            if state.champion is None or of_model[0]["task"] != task:
                 continue
-            moves = [entry for entry in own if entry["action"] in MOVES]
+            moves = [entry for entry in of_model if entry["action"] in MOVES]
             made = next(entry for entry in reversed(moves) if entry["version"] == state.champion)
             numbers = (made.get("decision") or {}).get("numbers", {})
             about = {name: made.get(name) for name in ("model", "version", "run", "run_model", "time", "by")}
@@ -259,12 +259,12 @@ class Project:
         figure, axes = _subplots(len(panels))
         for axis, ((task, dataset), rows) in zip(axes, panels, strict=True):
             names = list(dict.fromkeys(name for baselines in rows["baselines"] for name in baselines))
-            for place, row in enumerate(rows.itertuples()):
-                axis.plot([row.low, row.high], [place, place], color="C0", linewidth=2)  # nothing if NaN
-                axis.plot(row.value, place, "o", color="C0", label="run, 95% interval" if not place else None)
+            for height, row in enumerate(rows.itertuples()):
+                axis.plot([row.low, row.high], [height, height], color="C0", linewidth=2)  # nothing if NaN
+                axis.plot(row.value, height, "o", color="C0", label="run, 95% interval" if not height else None)
                 for number, name in enumerate(names, start=1):
-                    value, label = row.baselines.get(name, float("nan")), name if not place else None
-                    axis.plot(value, place, "|", color=f"C{number}", markersize=16, markeredgewidth=2, label=label)
+                    value, label = row.baselines.get(name, float("nan")), name if not height else None
+                    axis.plot(value, height, "|", color=f"C{number}", markersize=16, markeredgewidth=2, label=label)
             axis.set_yticks(range(len(rows)), list(rows["run"]))
             axis.set_ylim(len(rows) - 0.4, -0.6)  # the first run is on top
             axis.set_title(f"{task}: {metrics[task]} on {dataset} {split}", loc="left", fontsize=10)
@@ -292,8 +292,9 @@ class Project:
         for number, part in enumerate(part for part in parts if part in curve):
             axis.plot(curve["step"], curve[part], color=f"C{number}", label=part)
             if f"val_{part}" in curve:
-                own = curve.dropna(subset=[f"val_{part}"])
-                axis.plot(own["step"], own[f"val_{part}"], ".--", color=f"C{number}", label=f"{part}, validation")
+                validated = curve.dropna(subset=[f"val_{part}"])
+                steps, values = validated["step"], validated[f"val_{part}"]
+                axis.plot(steps, values, ".--", color=f"C{number}", label=f"{part}, validation")
         axis.set_xlabel("update")
         axis.set_title(f"{kind}/{name}: loss", loc="left", fontsize=10)
         axis.legend(fontsize=8)
@@ -305,20 +306,20 @@ class Project:
         return file
 
     def _evaluation(self, run: str) -> Path:
-        known = self.params.finetune
-        if run not in known:
-            raise ParamsError(f"{self.root / 'params.yaml'}: no fine-tuning run `{run}`{suggestion(run, known)}")
+        runs = self.params.finetune
+        if run not in runs:
+            raise ParamsError(f"{self.root / 'params.yaml'}: no fine-tuning run `{run}`{suggestion(run, runs)}")
         return self.workspace.evaluation(run)
 
     def _training(self, run: str) -> str:
         """Return a run as `pretrain/RUN` or `finetune/RUN`."""
         params = self.params
-        known = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
-        found = [name for name in known if run in (name, name.partition("/")[2])]
-        if len(found) != 1:
-            reason = f"could be {' or '.join(found)}" if found else f"not in params.yaml{suggestion(run, known)}"
+        names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
+        matches = [name for name in names if run in (name, name.partition("/")[2])]
+        if len(matches) != 1:
+            reason = f"could be {' or '.join(matches)}" if matches else f"not in params.yaml{suggestion(run, names)}"
             raise ParamsError(f"run `{run}`: {reason}")
-        return found[0]
+        return matches[0]
 
     def _ledger(self) -> list[dict[str, Any]]:
         from vlp_models.registry.promotion.ledger import Ledger

@@ -25,7 +25,7 @@ def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scal
     image_ids: the image of each pair. scale: one divided by the temperature.
     """
     # (G,) a number per image id, equal for equal images, and the slice of this process's pairs.
-    numbers_G, own = number_over_ranks(image_ids)
+    numbers_G, local = number_over_ranks(image_ids)
     if not len(numbers_G):
         return zero_loss(texts_NE, "contrast")
     # (G, G): texts of all processes against images of all processes, so every process has all negatives.
@@ -38,6 +38,6 @@ def info_nce(texts_NE: Tensor, images_NE: Tensor, image_ids: Sequence[str], scal
     to_image_G = F.cross_entropy(logits_GG, pair_G, reduction="none")
     to_text_G = F.cross_entropy(logits_GG.T, pair_G, reduction="none")
     # Only this process's pairs count, as the other processes add theirs; half of each direction.
-    total = (to_image_G + to_text_G)[own].sum() / 2
-    right = (logits_GG.argmax(1) == pair_G)[own].sum()
+    total = (to_image_G + to_text_G)[local].sum() / 2
+    right = (logits_GG.argmax(1) == pair_G)[local].sum()
     return Loss.of(total, len(image_ids), contrast=total, contrast_accuracy=right)

@@ -14,7 +14,7 @@ from s3_server import BUCKET, credentials, s3_server
 
 from vlp_models.common.io import hash_path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.server
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 VLP = 'vlp() { echo "$*"; test "$1" = run || test -f "vlp_models/presets/$2.yaml"; }\n'  # a preset must exist
 
 

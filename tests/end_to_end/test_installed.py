@@ -16,7 +16,7 @@ from cloned_project import environment, new_clone
 
 from vlp_models.cli.project import TEMPLATE, template_files
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 # Of the extras `train` and `pipeline`, but not of `serve`

@@ -26,7 +26,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params, load_params
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 30), "blue": (30, 30, 220)}
 WORDS = ("a", "image", "is", "it", "what", "picture", "wall", "in", "of", "the", "##s", ".", "?", *COLORS)
 CNN, POSITIONS = "cnn.safetensors", 40

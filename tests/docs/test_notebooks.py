@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cloned_project import copy_project, new_clone, run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 

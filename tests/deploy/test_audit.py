@@ -10,7 +10,7 @@ from pathlib import Path
 import audit
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(audit.find() is None, reason="pip-audit is not installed")

@@ -28,7 +28,7 @@ from vlp_models.pipeline.stages import detector, register, report
 from vlp_models.serving.bundle import SEARCH, why_not_served, write_bundle
 from vlp_models.serving.predictor import Predictor, smoke_test
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STAGES = (
     *("prepare pairs", "validate", "detector", "features", "tokenizer", "shards", "initial tden", "pretrain tden"),
     *("finetune tden-captioning", "evaluate tden-captioning"),

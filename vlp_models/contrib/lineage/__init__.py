@@ -1,0 +1,1 @@
+"""`vlp lineage`: where a registered version comes from, and how to rebuild it."""
