@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vlp_models.cli.main import app
+from vlp_models.contrib.shared_objectives.heads import FAMILY_ONLY, SHARED, refusal
 from vlp_models.data.formats import FORMATS, params_class
-from vlp_models.models import FAMILIES
+from vlp_models.models import FAMILIES, own_objectives
 from vlp_models.models.meta_model import META_FACTS, meta_model
-from vlp_models.models.shared_objectives import FAMILY_ONLY, SHARED, own_objectives, refusal
 from vlp_models.params import DatasetParams, ModelParams, Params, SourceParams
 from vlp_models.params.schema import OneOf, contrib_sections
 
@@ -278,7 +278,7 @@ OBJECTIVES_PAGE = """# Objectives across models
 
 The names in `pretrain.RUN.recipe.objectives` decide what a model is pretrained on. A family's own objectives are those
 of its paper. A shared one needs a protocol of the model and no more
-({src}`vlp_models/models/shared_objectives.py`), so every family that implements the protocol has it,
+({src}`vlp_models/contrib/shared_objectives`), so every family that implements the protocol has it,
 [plugins](../guides/plugins.md) as well. Generated from the families at their default configs, VLMo with `image_codes`.
 [A study](../results/claims.md#objectives-across-models) compares some of them at equal compute.
 

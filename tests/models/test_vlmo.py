@@ -24,7 +24,7 @@ from vlp_models.models.vlmo.interpolation import (
 from vlp_models.models.vlmo.transformer import MoMEBlock, Route, image_index, text_index
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.params.runs import GroupParams
-from vlp_models.training.optim import Freezing, block_matrices, build_optimizer
+from vlp_models.training.optim import Freezing, build_optimizer
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -214,10 +214,6 @@ def test_frozen_parts_are_bitwise_unchanged() -> None:
         assert f"blocks.{layer}.experts.language.ffn.0.weight" in changed
     assert {"text_embedding.words.weight", "position_bias.text", "norm.weight", "word_head.weight"} <= changed
     assert not [name for name in changed if "vision" in name or "image" in name]
-
-
-def test_muon_finds_matrices() -> None:
-    assert len(block_matrices(build_tiny())) == 3 * 2 + (2 * 3 + 1) * 2
 
 
 def test_spline_is_exact_for_cubics_and_interpolates() -> None:

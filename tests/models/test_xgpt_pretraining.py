@@ -10,15 +10,13 @@ import pytest
 import torch
 from tiny_xgpt import tiny_xgpt, toy_xgpt
 from toy_dataset import Toy, make_toy
+from two_pass_toys import two_pass
 
 from vlp_models.data.batch import Batch
-from vlp_models.errors import ParamsError
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.objectives.generation import region_generation
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import word_positions
-from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams
-from vlp_models.training.scheduled_sampling import TwoPassLoss, make_loss
 
 ALL = ("ic", "imlm", "ida", "tifg")
 TURNS = dict.fromkeys(ALL, 1.0)
@@ -138,25 +136,10 @@ def test_imlm_on_texts_is_mass(make_batch: Any) -> None:
     assert model.region_embedding.features.weight.grad is None
 
 
-def test_cut_caption_has_no_end_to_predict(make_batch: Any) -> None:
-    model, batch = tiny_xgpt(), make_batch()
-    whole = losses(model, batch, ["ic", "ida"])
-    cut = torch.tensor([True, False, False, True])
-    shorter = losses(model, dataclasses.replace(batch, text=dataclasses.replace(batch.text, cut_B=cut)), ["ic", "ida"])
-    assert {key: whole[key].count - shorter[key].count for key in whole} == {"ic": 2, "ida": 2}
-
-
-def recipe(weights: dict[str, float], mix: Any = "sum") -> RecipeParams:
-    return RecipeParams(objectives={name: ObjectiveParams(weight=w) for name, w in weights.items()}, mix=mix)
-
-
 def test_two_passes(make_batch: Any) -> None:
     """The second pass's encoder reads the first one's predictions of the fragment; other objectives run once."""
     model, batch = tiny_xgpt(), make_batch()
-    made = make_loss(
-        model, recipe({"ic": 1.0, "imlm": 0.5}), ScheduledSamplingParams(scheme="a", sample="argmax"), name="xgpt"
-    )
-    assert isinstance(made, TwoPassLoss)
+    made = two_pass(model, "a", weights={"ic": 1.0, "imlm": 0.5}, sample="argmax")
     loss = made(batch, update=0, generator=torch.Generator().manual_seed(4))
     assert set(loss.losses) == {"ic", "imlm", "imlm_pass2"} and loss.weights["imlm_pass2"] == 0.5
     corruption = model.corrupt(
@@ -173,12 +156,6 @@ def test_two_passes(make_batch: Any) -> None:
     expected = torch.nn.functional.cross_entropy(second, batch.text.ids_BT[words])
     torch.testing.assert_close(loss.losses["imlm_pass2"].mean, expected)
     assert not torch.allclose(first, second)
-    with pytest.raises(ParamsError, match="set `scheme: a`"):
-        make_loss(model, recipe({"imlm": 1.0}), ScheduledSamplingParams(scheme="b"), name="xgpt")
-    with pytest.raises(ParamsError, match="set `mix: sum`, not alternate"):
-        make_loss(model, recipe({"imlm": 1.0}, "alternate"), ScheduledSamplingParams(scheme="a"), name="xgpt")
-    with pytest.raises(ParamsError, match=r"no objective in .* predicts masked words"):
-        make_loss(model, recipe({"ic": 1.0}), ScheduledSamplingParams(scheme="a"), name="xgpt")
 
 
 def test_alternating_updates_use_one_objective_and_one_batch(toy: Toy, tmp_path: Path) -> None:

@@ -117,6 +117,13 @@ FSDP = {"strategy": "fsdp"}
             "`pretrain.tden.scheduled_sampling.scheme: b`",
         ),
         (
+            {
+                "models.xgpt": {"family": "xgpt"},
+                "pretrain.xgpt": {"model": "xgpt", "recipe": {"objectives": {"ic": 1.0}, "mask_probability": 0.3}},
+            },
+            "`pretrain.xgpt.recipe.mask_probability` has no effect on xgpt: `imlm_fragment` and `ida_share`",
+        ),
+        (
             {"pretrain.tden": {"view": "images", "captions_per_image": 2}},
             "`pretrain.tden.captions_per_image: 2`: `tden` trains on one text per image",
         ),

@@ -20,7 +20,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
-from vlp_models.training.sharding import Sharding, average_replicated, whole
+from vlp_models.training.sharding import whole
 
 ALL = ("itc", "itm", "mlm", "mim")
 # name -> objectives, pairs, config
@@ -67,7 +67,9 @@ def learn(
     """Return the gradients of the whole batch and the parts, as computed by this process."""
     learner: nn.Module = Learner(case)
     if sharded:
-        Sharding(learner, init_device_mesh("cpu", (world_size,)), ())
+        from vlp_models.contrib.fsdp.strategy import Sharding
+
+        sharding = Sharding(learner, init_device_mesh("cpu", (world_size,)), ())
     elif world_size > 1:
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     size = len(case.batch)
@@ -76,7 +78,7 @@ def learn(
     total, parts = learner(batch)
     total.backward()
     if sharded:
-        average_replicated(case.model.parameters())
+        sharding.average_replicated(case.model.parameters())
     gradients = {
         name: whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for name, parameter in case.model.named_parameters()

@@ -34,6 +34,7 @@ from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
 from two_pass_toys import ALL, generator, recipe_of, two_pass
 
+from vlp_models.contrib.fsdp.strategy import Sharding
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ from vlp_models.tasks.self_critical import SelfCriticalLoss, SelfCriticalParams,
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
 from vlp_models.training.scheduled_sampling import make_loss
-from vlp_models.training.sharding import Sharding, average_replicated, own_part, whole
+from vlp_models.training.sharding import own_part, whole
 
 # Self-critical training is refused: processes decode captions of different lengths.
 NOT_SHARDED = ("self_critical_greedy_7", "self_critical_greedy_1", "self_critical_leave_one_out_7")
@@ -257,8 +258,8 @@ def learn(case: Case, rank: int = 0, world_size: int = 1, *, sharded: bool = Fal
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
     total, parts = learner(case.rows(*share(case.size, rank, world_size)))
     total.backward()
-    if sharded:
-        average_replicated(case.module.parameters())
+    if sharding is not None:
+        sharding.average_replicated(case.module.parameters())
     gradients = {
         name: whole(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for name, parameter in case.module.named_parameters()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -88,20 +86,6 @@ def test_weights_without_gradient_are_unchanged() -> None:
         assert torch.equal(parameter, before)
 
 
-def test_resumes_from_state_dict() -> None:
-    whole, started = weights(), weights()
-    updated(Muon(whole, lr=0.02), whole)
-    first = Muon(started, lr=0.02)
-    updated(first, started, steps=2)
-    second = Muon(started, lr=0.02)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for step in (2, 3):
-        for parameter, gradient in zip(started, gradients(step), strict=True):
-            parameter.grad = gradient
-        second.step()
-    assert all(torch.equal(a, b) for a, b in zip(whole, started, strict=True))
-
-
 def test_bfloat16_only_on_hardware_with_native_support(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for vendor, flags, native in (
@@ -117,8 +101,3 @@ def test_bfloat16_only_on_hardware_with_native_support(monkeypatch: pytest.Monke
         wanted = torch.bfloat16 if native else torch.float32
         assert Muon(weights(), lr=0.1)._iteration_dtype(cpu, torch.float32) == wanted
     assert Muon(weights(), lr=0.1, dtype=torch.float32)._iteration_dtype(cpu, torch.float32) == torch.float32
-
-
-def test_non_matrices_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        Muon([nn.Parameter(torch.zeros(3))], lr=0.1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from rank_runs import run
 from safetensors.torch import load_file
-from test_distributed_fit import run
 from token_toys import WEIGHTS, Tokens
 from toy_dataset import CLASSES, FEATURE_DIM, KilledAt, Toy, make_toy, untimed
 
@@ -66,21 +66,6 @@ def test_look_ahead_draws_the_same_random_numbers(toy: Toy, tmp_path: Path) -> N
     toy.fit(tmp_path / "work", model, objectives=WEIGHTS, **settings)
     assert sorted(len(drawn) for drawn in seen.values()) == [1] * 3 + [2] * 8
     assert all(len(set(drawn)) == 1 for drawn in seen.values())
-
-
-@pytest.mark.slow
-def test_interrupted_window_resumes_equal(toy: Toy, tmp_path: Path) -> None:
-    settings = {"batch_size": 4, "accumulate": 4, "checkpoint_every_steps": 1}
-    whole, result = learn(toy, tmp_path / "whole", **settings)
-    for step in (1, 3, 5):
-        work = tmp_path / str(step)
-        with pytest.raises(InterruptedError):
-            learn(toy, work, tracker=KilledAt(work, step), **settings)
-        resumed, after = learn(toy, work, **settings)
-        assert after.resumed_from == step and after.samples == result.samples
-        assert after.seconds > 0 and after.peak_memory_mb > 0
-        assert difference(resumed, dict(whole.named_parameters())) == 0
-        assert untimed(after.rows) == untimed(result.rows)
 
 
 @pytest.mark.slow

@@ -51,7 +51,8 @@ def test_resume_after_kill_is_bitwise_equal(
             toy.fit(work, tracker=KilledAt(work, step), **settings)
         torch.manual_seed(step)  # the state of the process must not matter
         resumed, after = toy.fit(work, **settings)
-        assert after.resumed_from == step
+        assert after.resumed_from == step and after.samples == result.samples
+        assert after.seconds > 0 and after.peak_memory_mb > 0
         assert same_weights(whole, resumed), f"killed after {step}"
         assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
 
@@ -224,18 +225,6 @@ def test_ema_copies_buffers_without_averaging(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ema_is_the_result(toy: Toy, tmp_path: Path) -> None:
-    last, _ = toy.fit(tmp_path / "last", max_epochs=1)
-    average, _ = toy.fit(tmp_path / "average", max_epochs=1, ema_decay=0.999)
-    start = toy.model()
-    for name, weight in start.state_dict().items():
-        moved = (last.state_dict()[name] - weight).abs().max()
-        moved_on_average = (average.state_dict()[name] - weight).abs().max()
-        assert moved_on_average <= 0.02 * moved + 1e-9, name
-    assert not same_weights(start, average)
-
-
-@pytest.mark.slow
 def test_validation_is_equal_in_each_epoch(toy: Toy, tmp_path: Path) -> None:
     """Masks are drawn for it, too, but the same ones each time: what differs between epochs is the model."""
     _, result = toy.fit(tmp_path / "still", max_epochs=3, optimizer={"lr": 0.0})
@@ -272,9 +261,7 @@ def test_truncated_log_line_is_dropped(tmp_path: Path) -> None:
     assert read_log(tmp_path / LOG) == [{"step": 1}, {"step": 2}]
 
 
-def test_invalid_numbers_are_refused(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match=r"trainer\.log_every_steps"):
-        toy.fit(tmp_path / "b", log_every_steps=0)
+def test_unknown_accelerator_is_refused(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match="does not fit this machine"):
         toy.fit(tmp_path / "c", accelerator="abacus")
 

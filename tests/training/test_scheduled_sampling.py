@@ -17,7 +17,7 @@ from vlp_models.models.protocols import MaskedPass
 from vlp_models.objectives.loss import Loss
 from vlp_models.objectives.masked_modeling import Corruption
 from vlp_models.params import RampParams, ScheduledSamplingParams
-from vlp_models.training.scheduled_sampling import make_loss, schedule
+from vlp_models.training.scheduled_sampling import make_loss
 
 MASK = 4
 
@@ -155,13 +155,5 @@ def test_invalid_settings_are_refused() -> None:
         two_pass(Scripted(), "a", weights={"ism": 1.0})
     with pytest.raises(ParamsError, match="has 1: decoder; set `scheme: a`"):
         two_pass(Scripted(word_paths={"decoder": ("msg",)}), "b", weights={"msg": 1.0})
-    with pytest.raises(ParamsError, match=r"ramp\.end: 1\.5` must be between 0 and 1"):
-        two_pass(Scripted(), "a", ramp=RampParams(end=1.5))
     with pytest.raises(ParamsError, match="set `mix: sum`, not sample"):
         make_loss(Scripted(), recipe_of(ALL, mix="sample"), ScheduledSamplingParams(scheme="a"), name="x")
-
-
-def test_schedule_of_scheme_c_by_hand() -> None:
-    paths = {"encoder": ("mlm", "moc"), "decoder": ("msg",)}
-    plan = schedule("c", paths, ALL, coin=False)
-    assert (plan.first, plan.second, plan.source) == ({"msg", "ism"}, {"mlm", "moc"}, {"encoder": "decoder"})

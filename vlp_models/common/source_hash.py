@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]  # of the package that is running
 # name -> `module:object`
 TABLES = (
     "ADAPTERS",
+    "OBJECTIVES",
+    "STRATEGIES",
     "CONTRIB",
     "FAMILIES",
     "TASKS",

@@ -29,6 +29,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "exports": {"find": "vlp_models.contrib.export.hub:find_export"},
     },
     "forgetting": {},
+    "fsdp": {"strategies": {"fsdp": "vlp_models.contrib.fsdp.strategy:make_strategy"}},
     "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
     "imported_features": {
         "region_sources": {
@@ -81,6 +82,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "conceptual_captions": "vlp_models.contrib.research_formats.downloaded:read_conceptual_captions",
             "sbu": "vlp_models.contrib.research_formats.downloaded:read_sbu",
             "visual_genome": "vlp_models.contrib.research_formats.visual_genome:read",
+        }
+    },
+    "shared_objectives": {
+        "objectives": {
+            "add": "vlp_models.contrib.shared_objectives.heads:add_objectives",
+            "known": "vlp_models.contrib.shared_objectives.heads:known_objectives",
         }
     },
     "sinks": {

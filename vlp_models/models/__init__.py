@@ -1,12 +1,12 @@
-"""The model families by the name that params.yaml gives them (`models.<name>.family`).
+"""The model families by the name that params.yaml gives them (`models.<name>.family`), and what they train on.
 
-Imports neither torch nor a family: commands read the table.
+Imports neither torch nor a family: commands read the tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ FAMILIES = Table(
         "soho": "vlp_models.models.soho.model:SOHO",
     },
 )
+# Objectives that a model's family does not have itself: add, known -> `module:function`, of contrib/shared_objectives
+OBJECTIVES = Table("objectives", {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +107,35 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
     # A family with several architectures chooses one by its config.
     model: nn.Module = getattr(model_class, "from_config", model_class)(built)
     return fix_batch_norm_gradients(model)
+
+
+def own_objectives(model: nn.Module) -> tuple[str, ...]:
+    """Return the objectives that a model computes itself (`Pretrains.objectives`)."""
+    return tuple(getattr(model, "objectives", ()))
+
+
+def known_objectives(model: nn.Module, facts: DataFacts) -> list[str]:
+    """Return all objectives that a model can train on with this data, its own first."""
+    return import_target(OBJECTIVES["known"])(model, facts) if OBJECTIVES else list(own_objectives(model))
+
+
+def add_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, where: str, model_name: str) -> nn.Module:
+    """Return the model itself if all these objectives are its own, else a model with heads for the others.
+
+    Args:
+        where: the objectives' place in params.yaml. model_name: of the model, in params.yaml.
+
+    Raises:
+        ParamsError: the model cannot train on an objective.
+    """
+    names, own = list(names), own_objectives(model)
+    others = [name for name in names if name not in own]
+    if not others:
+        return model
+    if not OBJECTIVES:
+        raise ParamsError(
+            f"params.yaml: `{where}.{others[0]}`: {model_name} can train on {', '.join(own)}; objectives of other "
+            "families need vlp_models/contrib/shared_objectives, which is not installed"
+        )
+    extended: nn.Module = import_target(OBJECTIVES["add"])(model, names, facts, where, model_name)
+    return extended

@@ -3,7 +3,7 @@
 | protocol            | serves                                                    |
 |---------------------|-----------------------------------------------------------|
 | Fuses               | VQA, VCR, NLVR, NLVR2, entailment                         |
-| FusesWords          | the shared objective `mlm` (shared_objectives.py)         |
+| FusesWords          | the shared objective `mlm` (contrib/shared_objectives)    |
 | LocatesStates       | choosing a region or patch by a text: referring expressions |
 | ReadsSeveralImages  | texts with several images in one sequence: NLVR2, frames  |
 | FusesDecoder        | VQA with a second classifier, on the decoder's feature    |

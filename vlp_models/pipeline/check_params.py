@@ -15,15 +15,16 @@ from vlp_models.common.packages import is_installed, library_of
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
+from vlp_models.models import add_objectives
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs, without_weights
-from vlp_models.models.shared_objectives import add_objectives
-from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams
+from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams, RecipeParams
 from vlp_models.params.runs import TrainingParams, split_start
 from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
+from vlp_models.training import STRATEGIES
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
@@ -50,6 +51,8 @@ def check_runs(params: Params) -> None:
     # Called for its errors: views whose names or columns clash.
     index_columns()
     _check_evaluate(params)
+    if params.trainer.strategy == "fsdp" and not STRATEGIES:
+        raise MissingToolError("params.yaml: `trainer.strategy: fsdp` needs vlp_models/contrib/fsdp, not installed")
     if params.trainer.reproducible == "portable" and params.trainer.torch_threads > 1:
         raise ParamsError(
             f"params.yaml: `trainer.torch_threads: {params.trainer.torch_threads}`: with `reproducible: portable` each "
@@ -145,6 +148,11 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
     with without_weights():  # heads of objectives are built without memory, too
         trained = add_objectives(built, run.recipe.objectives, META_FACTS, f"{where}.recipe.objectives", run.model)
     make_loss(trained, run.recipe, run.scheduled_sampling, name=run.model, section=where)
+    reason = getattr(trained, "ignores_mask_probability", "")
+    if reason and run.recipe.mask_probability != RecipeParams.mask_probability:
+        raise ParamsError(
+            f"params.yaml: `{where}.recipe.mask_probability` has no effect on {run.model}: {reason}; remove it"
+        )
     check_captions_per_image(where, run, built)
     _check_groups(where, trained, run)
     _check_datasets(where, run.sources, params)

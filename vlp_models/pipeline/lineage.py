@@ -23,7 +23,7 @@ from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import count_values, open_parquet
-from vlp_models.models import FAMILIES
+from vlp_models.models import FAMILIES, OBJECTIVES
 from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.mlflow_run import DataInput
@@ -148,6 +148,8 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
         if kind != "initial":
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
+        if kind == "pretrain":
+            code |= set(OBJECTIVES.values())
         if kind == "finetune" and params.finetune[name.partition("/")[2]].adapters:
             code |= set(ADAPTERS.values())
     modules = [TASKS[params.finetune[run].task], *code]

@@ -40,7 +40,7 @@ from vlp_models.pipeline.unrecorded_results import (
 )
 from vlp_models.registry.curve_loggers import CurveLogger, log_curves, open_sinks, sink_state_files
 from vlp_models.registry.mlflow_run import STATE, MLflowRun
-from vlp_models.training import ADAPTERS
+from vlp_models.training import ADAPTERS, STRATEGIES
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
 from vlp_models.training.resume import clear_resume_points
@@ -117,8 +117,9 @@ class TrainingJob:
         if params.trainer.stream.address:  # the order of samples depends on how they are packed
             self.files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
         self.files |= {"tokenizer": self.data.tokenizer_path, "start": self.start, **(files or {})}
+        # A run may continue with another strategy, so the code of all of them counts.
         self.work = self._work_directory(
-            [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *modules]
+            [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *STRATEGIES.values(), *modules]
         )
         # for `vlp forget`, in case the training is interrupted
         if is_main_process():

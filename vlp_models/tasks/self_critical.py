@@ -69,8 +69,6 @@ class SelfCriticalLoss:
     time; not in the first step).
     """
 
-    decodes = True  # while it trains
-
     def __init__(self, captioning: TaskModel, reward: CiderD, params: SelfCriticalParams) -> None:
         self.captioning = captioning
         self.reward = reward

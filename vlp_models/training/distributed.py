@@ -1,38 +1,36 @@
 """Where and in what a training computes: processes (DDP, FSDP), precision, CPU threads.
 
 ddp: every process holds the whole model; gradients are averaged. fsdp: every process holds a part of the weights,
-gradients and optimizer state (training/sharding.py). In both cases several processes compute the gradients that one
-would from the same batches: the losses are normalized over all of them (training/normalization.py,
-objectives/distributed.py).
+gradients and optimizer state (contrib/fsdp). In both cases several processes compute the gradients that one would from
+the same batches: the losses are normalized over all of them (training/normalization.py, objectives/distributed.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vlp_models.common.device import cpu_count, has_native_bfloat16, is_main_process, use_cuda
 from vlp_models.common.log import get_logger
+from vlp_models.common.plugins import import_target
 from vlp_models.common.portable import is_portable, use_portable_kernels
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import TrainerParams
-from vlp_models.training.optim import CombinedOptimizer
-from vlp_models.training.sharding import sharded_like, whole
+from vlp_models.training import STRATEGIES
 
 logger = get_logger(__name__)
 
@@ -46,12 +44,9 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
     """Return Lightning's Trainer for the section `trainer` of params.yaml.
 
     Raises:
-        ParamsError: an invalid number, a device or precision this machine lacks, a strategy that does not support the
+        ParamsError: a device or precision this machine lacks, a strategy that does not support the
             model or the device, or a number of processes other than the launcher started.
     """
-    for name in ("devices", "num_nodes", "checkpoint_every_steps", "log_every_steps"):
-        if getattr(params, name) < 1:
-            raise ParamsError(f"params.yaml: `trainer.{name}: {getattr(params, name)}` must be at least 1")
     # With RANK, a launcher such as torchrun has started the processes, and decided how many there are.
     processes = params.devices * params.num_nodes
     started = int(os.environ.get("WORLD_SIZE", processes)) if "RANK" in os.environ else processes
@@ -61,11 +56,17 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
             f"{processes} processes, but torchrun started {started}; make them equal"
         )
     on_cpu = params.accelerator == "cpu" or (params.accelerator == "auto" and not torch.cuda.is_available())
-    _check_strategy(params, model, processes, on_cpu)
+    # Each process would normalize by its own part of the batch; only DDP on GPUs synchronizes the statistics.
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if processes > 1 and on_cpu and norms and params.strategy != "fsdp":
+        raise ParamsError(
+            f"params.yaml: the model has batch normalization ({norms[0]}), which several processes can't synchronize "
+            "on a CPU; set `trainer.devices: 1`, or switch batch normalization off in `models.<name>.config`"
+        )
     try:
         strategy: Strategy | str = "auto"
-        if params.strategy == "fsdp":
-            strategy = ShardedStrategy(processes)
+        if params.strategy in STRATEGIES:
+            strategy = import_target(STRATEGIES[params.strategy])(params, model, processes)
         elif params.strategy == "ddp" or processes > 1:
             # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
             strategy = DDPStrategy(find_unused_parameters=True)
@@ -90,87 +91,6 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
             f"params.yaml: `trainer` (accelerator {params.accelerator}, devices {params.devices}, num_nodes "
             f"{params.num_nodes}, strategy {params.strategy}, precision {precision}) does not fit this machine: {error}"
         ) from None
-
-
-def _check_strategy(params: TrainerParams, model: nn.Module, processes: int, on_cpu: bool) -> None:
-    if params.strategy == "fsdp" and params.compile:
-        raise ParamsError("params.yaml: `trainer.compile` does not work with `trainer.strategy: fsdp`; set one of them")
-    # Each process would normalize by its own part of the batch; only DDP on GPUs synchronizes the statistics.
-    norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if processes > 1 and norms and params.strategy == "fsdp":
-        raise ParamsError(
-            f"params.yaml: `trainer.strategy: fsdp` does not support batch normalization ({norms[0]}); use `ddp`"
-        )
-    if processes > 1 and on_cpu and norms:
-        raise ParamsError(
-            f"params.yaml: the model has batch normalization ({norms[0]}), which several processes can't synchronize "
-            "on a CPU; set `trainer.devices: 1`, or switch batch normalization off in `models.<name>.config`"
-        )
-
-
-class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for `fully_shard`, with whole tensors in checkpoints."""
-
-    def __init__(self, processes: int) -> None:
-        super().__init__(data_parallel_size=processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        return True
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self._gathered(cast(nn.Module, self.model).state_dict()))
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        module = cast(nn.Module, self.lightning_module)
-        # Checkpoints have whole tensors: each process takes its part of them.
-        current = module.state_dict()
-        state = dict(checkpoint["state_dict"])
-        for name, tensor in current.items():
-            if name in state:
-                state[name] = sharded_like(state[name], tensor)
-        module.load_state_dict(state, strict=strict)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        # Lightning may pass its wrapper of an optimizer instead of the optimizer.
-        return cast("dict[str, Any]", self._gathered(getattr(optimizer, "_optimizer", optimizer).state_dict()))
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            if "parts" in state:  # a CombinedOptimizer
-                pairs = zip(cast(CombinedOptimizer, optimizer).parts, state["parts"], strict=True)
-                optimizer.load_state_dict({"parts": [_sharded_state(part, part_state) for part, part_state in pairs]})
-            else:
-                optimizer.load_state_dict(_sharded_state(optimizer, state))
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        # The base class reads one file of whole tensors; ModelParallelStrategy expects sharded ones.
-        return Strategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
-
-    def _gathered(self, value: Any) -> Any:
-        """Return a nested structure with whole tensors, on the CPU of the first process; elsewhere without tensors."""
-        if isinstance(value, Mapping):
-            return {key: self._gathered(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._gathered(item) for item in value]
-        if not isinstance(value, Tensor):
-            return value
-        # Gathering needs all processes, also those that drop the result.
-        full = whole(value)
-        return full.detach().cpu() if self.is_global_zero else None
-
-
-def _sharded_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict with tensors sharded as the parameters that they belong to."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    sharded: dict[int, dict[str, Any]] = {}
-    for index, values in state["state"].items():
-        parameter = parameters[index]
-        sharded[index] = dict(values)
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:  # not a count of steps
-                sharded[index][name] = sharded_like(value, parameter)
-    return {**state, "state": sharded}
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import find_non_finite
@@ -22,7 +21,6 @@ from vlp_models.objectives.distributed import sizes_over_ranks
 from vlp_models.objectives.loss import Count, WeightedLosses
 from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.params import OptimizerParams
-from vlp_models.training.distributed import ShardedStrategy
 from vlp_models.training.normalization import (
     Totals,
     at_least_one,
@@ -32,7 +30,6 @@ from vlp_models.training.normalization import (
     total_over_ranks,
 )
 from vlp_models.training.optim import Freezing, build_optimizer, build_scheduler
-from vlp_models.training.sharding import Sharding, average_replicated, clip_norm
 
 # Random streams. Each is a function of (seed, stream, micro-batch); dropout also of the rank. Corruption is drawn for
 # the batch of all processes, and each process takes its rows (objectives/distributed.py).
@@ -66,6 +63,22 @@ class LooksAhead(Protocol):
     looks_ahead: bool
 
     def look_ahead(self, window: Sequence[Batch], seed: Callable[[int], None]) -> None: ...
+
+
+class Sharding(Protocol):
+    """A module whose weights are spread over the processes (contrib/fsdp)."""
+
+    def average_replicated(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Average the gradients of the weights that every process holds."""
+        ...
+
+    def clip_norm(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        """Clip the gradient norm over all parameters of all processes; return the norm before."""
+        ...
+
+    def undo(self) -> None:
+        """Restore the module with whole weights; every process must call it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +142,10 @@ class TrainingModule(LightningModule):
         self._batch: Batch | None = None
 
     def configure_model(self) -> None:
-        """Shard the model if that is the strategy. Called before the optimizer is built."""
-        strategy = self.trainer.strategy
-        if isinstance(strategy, ShardedStrategy) and self.sharding is None:
-            mesh = strategy.device_mesh["data_parallel"]
-            self.sharding = Sharding(self, mesh, ("training_step", "validation_losses"))
+        """Shard the model if the strategy does that. Called before the optimizer is built."""
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None and self.sharding is None:
+            self.sharding = shard(self, ("training_step", "validation_losses"))  # the methods that read the weights
             self.freezing = Freezing(self.model, self.optimizer.groups)  # sharding replaced the parameters
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -211,10 +223,11 @@ class TrainingModule(LightningModule):
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clip the norm over all parameters; refuse an update with a non-finite gradient."""
         if self.sharding is not None:
-            average_replicated(self.model.parameters())
+            self.sharding.average_replicated(self.model.parameters())
         self._rescale_gradients()
         self.freezing.drop_gradients(self._epoch)
         clip = self.optimizer.clip_norm or float("inf")
+        clip_norm = nn.utils.clip_grad_norm_ if self.sharding is None else self.sharding.clip_norm
         self.gradient_norm = clip_norm(self.model.parameters(), clip)
         if not torch.isfinite(self.gradient_norm):
             raise self._non_finite("gradient norm", float(self.gradient_norm))
@@ -271,8 +284,8 @@ class TrainingModule(LightningModule):
             self._mode_epoch = -1  # sets training mode again, also within an epoch
             self._set_training_mode()
         # `validation_losses` gathered the root module's weights; training's forward pass gathers them again.
-        if isinstance(self, FSDPModule):
-            self.reshard()
+        if self.sharding is not None:
+            cast(Any, self).reshard()
         return totals
 
     def validation_losses(self, batches: Iterable[Batch]) -> list[Totals]:

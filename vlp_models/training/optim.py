@@ -136,11 +136,9 @@ def build_optimizer(module: nn.Module, params: OptimizerParams) -> torch.optim.O
     fewer samples with it (docs/design/training.md). It adds a cost per update, not per sample.
 
     Raises:
-        ParamsError: the model lacks a group, or nothing is left to train.
+        ParamsError: the model lacks a group.
     """
     trained = [p for p in module.parameters() if p.requires_grad]
-    if not trained:
-        raise ParamsError("params.yaml: `optimizer.groups` freezes every part of the model; nothing is left to train")
     groups = select_groups(module, params.groups)
     grouped = {id(p) for parameters in groups.values() for p in parameters}
     ungrouped = [p for p in trained if id(p) not in grouped]
@@ -323,10 +321,6 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._dtype = dtype
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.ndim != 2:
-                    raise ValueError(f"Muon needs matrices, not a parameter of shape {tuple(parameter.shape)}")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

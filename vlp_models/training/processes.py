@@ -78,7 +78,11 @@ def forked_processes(count: int) -> Iterator[None]:
             # The forked process: it runs the block and ends here, without the cleanup of the code around it.
             code = 1
             try:
-                _die_with(parent)
+                # The kernel kills this process when its parent ends, as after `kill -9` (Linux).
+                if sys.platform == "linux":
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if os.getppid() != parent:  # it ended before
+                        os._exit(1)
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 yield
                 code = 0
@@ -94,9 +98,17 @@ def forked_processes(count: int) -> Iterator[None]:
                 os._exit(code)
         try:
             yield
-            _wait_for(children)
+            deadline = time.monotonic() + END_TIMEOUT
+            while children and time.monotonic() < deadline:
+                # (0, 0) means that the child still runs.
+                children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
+                time.sleep(0.01)
         finally:
-            _end(children)
+            # Those that still run write nothing, so nothing is lost.
+            for child in children:
+                with suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
 
@@ -119,28 +131,3 @@ def _variables(count: int) -> Iterator[None]:
             os.environ.pop(name, None)  # Lightning removes some
             if value is not None:
                 os.environ[name] = value
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, as after `kill -9` (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before
-            os._exit(1)
-
-
-def _wait_for(children: list[int]) -> None:
-    """Wait until forked processes have ended, but not longer than END_TIMEOUT; remove those that did from the list."""
-    deadline = time.monotonic() + END_TIMEOUT
-    while children and time.monotonic() < deadline:
-        # (0, 0) means that the child still runs.
-        children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
-        time.sleep(0.01)
-
-
-def _end(children: list[int]) -> None:
-    """Kill forked processes that still run. They write nothing, so nothing is lost."""
-    for child in children:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)

@@ -39,8 +39,8 @@ class Recorder(Callback):
         self._train = train
         self._val = val
         self._snapshots = snapshots
+        self.total_seconds = 0.0  # of the whole run, once it has ended
         self._peak_before = 0.0
-        self._total_seconds: float | None = None
         self._step = -1
         self._start = time.perf_counter()
         self._last_line = (0.0, 0)  # time and update of the last line
@@ -96,17 +96,12 @@ class Recorder(Callback):
         self._last_line, self._waited = (time.perf_counter(), step), self._train.waited
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._total_seconds = self.seconds
+        self.total_seconds = self.seconds
 
     @property
     def seconds(self) -> float:
         """Seconds of training so far, including the processes before this one that were stopped or killed."""
         return self.seconds_before + time.perf_counter() - self._start
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds of the whole run, once it has ended."""
-        return self._total_seconds if self._total_seconds is not None else self.seconds_before
 
     @property
     def peak_memory_mb(self) -> float:
@@ -117,7 +112,7 @@ class Recorder(Callback):
         return {"seconds": self.seconds, "peak_memory_mb": self.peak_memory_mb}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds_before = float(state_dict["seconds"])
+        self.seconds_before = self.total_seconds = float(state_dict["seconds"])
         self._peak_before = float(state_dict["peak_memory_mb"])
 
 

@@ -22,7 +22,6 @@ from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.errors import (
     CheckpointError,
     NonFiniteLossError,
-    ParamsError,
     Preempted,
     ProcessLostError,
     explain_system_error,
@@ -127,14 +126,9 @@ def fit(
         Preempted: stopped by SIGINT or SIGTERM; the state is saved.
         NonFiniteLossError: a loss or gradient is not finite; the weights are those before the update.
         CheckpointError: a checkpoint can't be written, or belongs to another run.
-        ParamsError: an invalid number, or a device or precision this machine lacks.
+        ParamsError: a device or precision this machine lacks, or an epoch too short for the settings.
         ProcessLostError: another process of the run has ended.
     """
-    if trainer.strategy == "fsdp" and getattr(loss, "decodes", False):
-        raise ParamsError(
-            f"params.yaml: `trainer.strategy: fsdp` does not support {title}: it writes captions while it trains, of "
-            "other lengths on each process; use `ddp`"
-        )
     _silence_lightning()
     torch.set_flush_denormal(True)  # vanishing activations and moments are slow on CPUs otherwise
     processes = count_processes(plan.cpu_processes, trainer, model, getattr(loaders, "batch_size", 0))

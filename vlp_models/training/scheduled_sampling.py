@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
 from vlp_models.models.protocols import EmbedsPairs, PredictsMaskedWords
-from vlp_models.models.shared_objectives import PretrainingModel
 from vlp_models.objectives.distributed import draw_uniform
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.objectives.masked_modeling import ramp_share, replace_words, sample_words, select_replaced
@@ -138,18 +137,19 @@ def make_loss(
         section: the run's section of params.yaml.
 
     Raises:
-        ParamsError: a recipe that the model does not support, or shared objectives (shared_objectives.py) together with
+        ParamsError: a recipe that the model does not support, or shared objectives (contrib) together with
             scheduled sampling or `contrast_over: update`. With scheduled sampling also: a model that does not
             predict masked words or lacks the paths of the scheme, a path without the objective that predicts its
-            words, a fraction outside 0 to 1, or a `mix` other than `sum`.
+            words, or a `mix` other than `sum`.
     """
     checked_recipe = make_recipe(recipe, supported=model.objectives, section=section)  # type: ignore[arg-type]
     ahead = recipe.contrast_over == "update"
-    if isinstance(model, PretrainingModel) and (ahead or sampling.scheme != "none"):
+    heads: Any = getattr(model, "objective_heads", ())  # of objectives that the family does not have itself
+    if heads and (ahead or sampling.scheme != "none"):
         key = "recipe.contrast_over: update" if ahead else f"scheduled_sampling.scheme: {sampling.scheme}"
         raise ParamsError(
             f"params.yaml: `{section}.{key}` is for the own objectives of `{name}`; remove it, or "
-            f"{' and '.join(model.objective_heads)} from `{section}.recipe.objectives`"
+            f"{' and '.join(heads)} from `{section}.recipe.objectives`"
         )
     if sampling.scheme == "none":
         if ahead and (not isinstance(model, EmbedsPairs) or checked_recipe.mix != "sum"):
@@ -174,8 +174,7 @@ def make_loss(
 def _check_scheduled_sampling(
     model: nn.Module, recipe: Recipe, sampling: ScheduledSamplingParams, name: str, section: str
 ) -> None:
-    where, ramp = f"params.yaml: `{section}.scheduled_sampling", sampling.ramp
-    scheme = f"{where}.scheme: {sampling.scheme}`"
+    scheme = f"params.yaml: `{section}.scheduled_sampling.scheme: {sampling.scheme}`"
     if not isinstance(model, PredictsMaskedWords):
         raise ParamsError(
             f"{scheme}: the model `{name}` does not predict masked words in separate passes (PredictsMaskedWords in "
@@ -183,11 +182,6 @@ def _check_scheduled_sampling(
         )
     if recipe.mix != "sum":
         raise ParamsError(f"{scheme} needs all objectives in every update: set `mix: sum`, not {recipe.mix}")
-    for key, value in (("start", ramp.start), ("end", ramp.end)):
-        if not 0 <= value <= 1:
-            raise ParamsError(f"{where}.ramp.{key}: {value}` must be between 0 and 1")
-    if ramp.steps < 0:
-        raise ParamsError(f"{where}.ramp.steps: {ramp.steps}` must not be negative")
     objectives = recipe.objectives(None)
     for path, names in model.word_paths.items():
         used = set(names) & set(objectives)

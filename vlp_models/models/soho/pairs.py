@@ -101,14 +101,15 @@ def hide_codes(
     """
     # Drawing among the first cells of the codes makes each code equally likely, however many cells it has.
     weights_BR = first_with_code(codes_BR, mask_BR).float()
+    # [B, R] -> [N, R]: the codes of each text's image, and which of its cells are real
     owner_N = pairs.owner_P[:texts]
+    codes_NR, mask_NR = codes_BR.index_select(0, owner_N), mask_BR.index_select(0, owner_N)
     hidden = []
     # Matched pairs, then mismatched ones: one draw for each text, also for those without a mismatched pair.
     for rows in (slice(0, texts), pairs.origin_P[texts:]):
         cell_N = draw_categorical(weights_BR.index_select(0, owner_N), generator)
         masked_N = draw_uniform((texts,), generator, owner_N.device) < probability
-        code_N1 = codes_BR.index_select(0, owner_N).gather(1, cell_N[:, None])
-        group_NR = (codes_BR.index_select(0, owner_N) == code_N1) & mask_BR.index_select(0, owner_N)
+        group_NR = (codes_NR == codes_NR.gather(1, cell_N[:, None])) & mask_NR
         hidden.append((group_NR & masked_N[:, None])[rows])
     return torch.cat(hidden)
 

@@ -35,7 +35,8 @@ Choices where the paper is silent:
   vectors. The distance is the mean over features; the equation's sum is 768 times as much (`tifg_reduction`).
 - On text alone (`view: texts`), IMLM is MASS, with which the paper pretrains on texts.
 
-The recipe's `mask_probability` has no effect: `imlm_fragment` and `ida_share` of the config determine what is hidden.
+The recipe's `mask_probability` has no effect, and other values than the default are refused: `imlm_fragment` and
+`ida_share` of the config determine what is hidden.
 Two-pass scheduled sampling (training/scheduled_sampling.py) has one path: in the second pass, IMLM's encoder reads the
 first pass's predictions in place of the fragment's placeholders. Only real tokens are computed (layers/packing.py), and
 vocabulary logits of predicted words only.
@@ -94,6 +95,7 @@ class XGPT(nn.Module):
     inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
     objectives: ClassVar[tuple[str, ...]] = ("ic", "imlm", "ida", "tifg")
     word_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {"encoder": ("imlm",)}
+    ignores_mask_probability: ClassVar[str] = "`imlm_fragment` and `ida_share` of its config set what is hidden"
     located_dim: int
     images_per_text: int
 

@@ -16,12 +16,13 @@ from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
+from vlp_models.models import OBJECTIVES
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
-from vlp_models.training import ADAPTERS
+from vlp_models.training import ADAPTERS, STRATEGIES
 from vlp_models.vision import REGION_SOURCES
 
 if TYPE_CHECKING:
@@ -131,10 +132,11 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it, a fine-tuning may train adapters, ...
+    # A registered version includes the code that serves it, a training may be sharded or train adapters, ...
     tables: dict[str, Iterable[str]] = {
         "register": SERVING_MODULES,
-        "finetune": ADAPTERS.values(),
+        "pretrain": [*OBJECTIVES.values(), *STRATEGIES.values()],
+        "finetune": [*ADAPTERS.values(), *STRATEGIES.values()],
         "report": SECTIONS.values(),
         "features": REGION_SOURCES.values(),
     }

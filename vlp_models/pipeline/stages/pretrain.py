@@ -24,6 +24,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: no such run, or an invalid value.
         DataError, CheckpointError: an input is missing or does not match.
     """
+    from vlp_models.models import OBJECTIVES
     from vlp_models.pipeline.training_job import TrainingJob
 
     if key not in params.pretrain:
@@ -32,7 +33,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     model = params.models[p.model]
     settings = {"pretrain": {key: to_plain(p)}, "model": {"family": model.family, "config": model.config}}
     with record_timing(workspace, f"pretrain@{key}"):
-        TrainingJob(params, workspace, f"pretrain/{key}", view=p.view, settings=settings).run(_build, _write_figures)
+        modules = list(OBJECTIVES.values())
+        job = TrainingJob(params, workspace, f"pretrain/{key}", view=p.view, settings=settings, modules=modules)
+        job.run(_build, _write_figures)
 
 
 def _build(job: TrainingJob) -> Training:
@@ -41,9 +44,8 @@ def _build(job: TrainingJob) -> Training:
 
     from vlp_models.data.inputs import InputReader, MultiCaptionCollator
     from vlp_models.data.views import VIEWS
-    from vlp_models.models import build_model
+    from vlp_models.models import add_objectives, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_weights
-    from vlp_models.models.shared_objectives import PretrainingModel, add_objectives
     from vlp_models.pipeline.check_params import check_captions_per_image
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
@@ -57,10 +59,10 @@ def _build(job: TrainingJob) -> Training:
         model = build_model(entry.family, entry.config, job.data.facts, where=f"models.{p.model}.config")
     weights = read_weights(job.start)
     load_start(model, job.start_info, part_of(weights, "model"), job.start)
-    # Objectives that every family may use have heads of their own; they continue from the start, too.
-    trained = add_objectives(model, p.recipe.objectives, job.data.facts, f"{where}.recipe.objectives", p.model)
+    # Objectives that are not the family's own have heads; they continue from the start, too.
+    trained: Any = add_objectives(model, p.recipe.objectives, job.data.facts, f"{where}.recipe.objectives", p.model)
     checkpoint: nn.Module = nn.ModuleDict({"model": model})
-    if isinstance(trained, PretrainingModel):
+    if trained is not model:
         trained.load_heads(part_of(weights, "objective_heads"))
         checkpoint = trained
     check_captions_per_image(where, p, model)

@@ -34,6 +34,7 @@ from vlp_models.contrib.plugin_kit.conformance.trial import (
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.boxes import has_area
 from vlp_models.data.inputs import MultiCaptionCollator
+from vlp_models.models import known_objectives, own_objectives
 from vlp_models.models.checkpoint import (
     build_from_config,
     load_checkpoint_weights,
@@ -51,7 +52,6 @@ from vlp_models.models.protocols import (
     Pretrains,
     ScoresPairs,
 )
-from vlp_models.models.shared_objectives import known_objectives, own_objectives
 from vlp_models.tasks.base import implements
 
 STEPS = 6  # words that are decoded

@@ -23,7 +23,7 @@ from vlp_models.common.plugins import active_plugins, add_plugins
 from vlp_models.contrib.plugin_kit.conformance.checks import Problem
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes
 from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, compare, rank_gradients
-from vlp_models.models.shared_objectives import known_objectives
+from vlp_models.models import known_objectives
 
 RANKS, ROWS = 2, 7
 TIMEOUT = 300  # seconds: importing torch takes a minute on a busy machine

@@ -19,9 +19,8 @@ from vlp_models.contrib.plugin_kit.conformance.scenes import MAX_REGIONS, MAX_TE
 from vlp_models.data.batch import Batch
 from vlp_models.data.inputs import InputReader, ModelInputs, RegionInput
 from vlp_models.errors import ParamsError
-from vlp_models.models import build_model
+from vlp_models.models import add_objectives, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.shared_objectives import add_objectives
 from vlp_models.objectives.loss import WeightedLosses
 from vlp_models.params import ObjectiveParams, RecipeParams, ScheduledSamplingParams, to_plain
 from vlp_models.tasks import TASKS, task_class

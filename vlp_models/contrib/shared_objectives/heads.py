@@ -1,7 +1,8 @@
 """Objectives across models: what a model can be pretrained on besides its family's own objectives.
 
-A recipe's names decide, not the family. An objective of a model's own always comes first. A shared one of this table
-needs no more of a model than a protocol (models/protocols.py), so a plugin has it as soon as it implements that:
+A recipe's names decide, not the family. An objective of a model's own always comes first; `vlp_models.models` calls
+`add_objectives` for the others. A shared one of this table needs no more of a model than a protocol
+(models/protocols.py), so a plugin has it as soon as it implements that:
 
 | objective | needs                        | loss                                             | source                |
 |-----------|------------------------------|--------------------------------------------------|-----------------------|
@@ -38,7 +39,7 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch, Image, Regions, Text
 from vlp_models.data.inputs import RegionInput
 from vlp_models.errors import ParamsError
-from vlp_models.models import DataFacts
+from vlp_models.models import DataFacts, own_objectives
 from vlp_models.models.layers.blocks import init_weights
 from vlp_models.models.layers.heads import TokenHead
 from vlp_models.models.protocols import Contrasts, Embeds, Fuses, FusesWords, Generates, LocatesStates
@@ -416,34 +417,11 @@ def refusal(model: nn.Module, name: str, facts: DataFacts) -> str:
     return FAMILY_ONLY.get(name, "no such objective")
 
 
-def own_objectives(model: nn.Module) -> tuple[str, ...]:
-    """Return the objectives that a model computes itself (`Pretrains.objectives`)."""
-    return tuple(getattr(model, "objectives", ()))
-
-
 def known_objectives(model: nn.Module, facts: DataFacts) -> list[str]:
     """Return all objectives that a model can train on, its own first."""
     names = list(own_objectives(model))
     names += [name for name in SHARED if name not in names and not refusal(model, name, facts)]
     return names
-
-
-def check_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, where: str, model_name: str) -> None:
-    """Check that a model can train on these objectives.
-
-    Args:
-        where: their place in params.yaml. model_name: of the model, in params.yaml.
-
-    Raises:
-        ParamsError: names the key, the reason, and the objectives that the model can train on.
-    """
-    for name in names:
-        reason = refusal(model, name, facts)
-        if reason:
-            raise ParamsError(
-                f"params.yaml: `{where}.{name}`: {model_name} cannot train on it: {reason}; it can train on "
-                f"{', '.join(known_objectives(model, facts))}"
-            )
 
 
 # ---- A model with shared objectives -------------------------------------------------------------------------------
@@ -514,19 +492,28 @@ class PretrainingModel(nn.Module):
 
 def add_objectives(
     model: nn.Module, names: Iterable[str], facts: DataFacts, where: str, model_name: str
-) -> nn.Module | PretrainingModel:
-    """Return the model itself if all these objectives are its own, else with new heads for the shared ones.
+) -> PretrainingModel:
+    """Return the model with new heads for those of these objectives that it does not compute itself.
 
     The heads' weights are drawn from torch's global generator, N(0, init_std of the model's config).
+
+    Args:
+        where: the objectives' place in params.yaml. model_name: of the model, in params.yaml.
 
     Raises:
         ParamsError: names the objective that the model cannot train on, the reason, and those that it can.
     """
     names = list(names)
-    check_objectives(model, names, facts, where, model_name)
+    for name in names:
+        reason = refusal(model, name, facts)
+        if reason:
+            raise ParamsError(
+                f"params.yaml: `{where}.{name}`: {model_name} cannot train on it: {reason}; it can train on "
+                f"{', '.join(known_objectives(model, facts))}"
+            )
     # In the order of `SHARED`, so that the heads' initial weights do not depend on the order in params.yaml.
     shared = [name for name in SHARED if name in names and name not in own_objectives(model)]
     heads = {name: SHARED[name](model, facts) for name in shared}
     for head in heads.values():
         init_weights(head, getattr(model.config, "init_std", 0.02))
-    return PretrainingModel(model, heads) if heads else model
+    return PretrainingModel(model, heads)

@@ -1,4 +1,4 @@
-"""A training over two processes, started as a user would: run by test_distributed_fit.py.
+"""A training over two processes, started as a user would: run by rank_runs.py.
 
     python rank_fit.py FOLDER SETTINGS        Lightning starts the second process itself, or `fit` forks it
 
@@ -17,8 +17,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from safetensors.torch import save_file
 from token_toys import WEIGHTS, Tokens

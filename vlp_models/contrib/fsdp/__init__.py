@@ -1,0 +1,1 @@
+"""`trainer.strategy: fsdp`: weights, gradients and optimizer state are sharded over the processes of a training."""
