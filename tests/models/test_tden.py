@@ -1,4 +1,4 @@
-"""TDEN's structure: which outputs depend on which inputs, and cached decoding equals teacher forcing."""
+"""TDEN's structure: its parts, and where captions may leak."""
 
 from __future__ import annotations
 
@@ -6,59 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from invariance import (
-    check_cached_steps_equal_teacher_forcing,
-    check_later_words_have_no_effect,
-    check_samples_are_independent,
-)
 
-from vlp_models.data.batch import Batch, Pixels
-from vlp_models.errors import DataError, ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.objectives.masked_modeling import Corruption
 
-VARIANTS = [
-    {},
-    {
-        "separate_ffn": True,
-        "tie_lm_head": False,
-        "ism_pooling": "all_layers",
-        "similarity_dim": 24,
-        "pooler_batch_norm": True,
-        "understanding_decoder_mask": "bidirectional",
-        "fusion": "product",
-    },
-    {"use_decoder_in_fusion": False},
-    {"fusion_decoder": "apart", "fusion_pooling": "all_layers", "fusion_dim": 24},
-    {"structure": "two_stream", "ism_source": "cross_modal"},
-    {"structure": "single_stream"},
-]
 STRUCTURES = ["decoupled", "two_stream", "single_stream"]
-
-
-def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return all outputs that tasks use, one row per sample."""
-    with torch.no_grad():
-        fused = model.fuse(batch.image, batch.text)
-        return {
-            "pooled": fused.pooled_BP,
-            **({} if fused.decoder_BP is None else {"decoder": fused.decoder_BP}),
-            "image": model.embed_image(batch.image),
-            "text": model.embed_text(batch.text),
-            "scores": model.score(model.encode_image(batch.image), batch.text, torch.arange(len(batch))),
-            "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
-            "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
-        }
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_sample_does_not_depend_on_its_batch(tiny, batch, variant):
-    check_samples_are_independent(everything, tiny(**variant), batch)
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_generation_does_not_depend_on_later_words(tiny, batch, structure):
-    check_later_words_have_no_effect(tiny(structure=structure), batch)
 
 
 @pytest.mark.parametrize(("source", "leaks"), [("object_encoder", False), ("cross_encoder", True)])
@@ -79,23 +31,6 @@ def test_caption_leaks_through_the_image_only_if_configured(tiny, batch, source,
     (mlm, msg), (other_mlm, other_msg) = predictions(ids), predictions(other)
     assert not torch.allclose(mlm, other_mlm)
     assert torch.equal(msg, other_msg) is not leaks
-
-
-def test_image_and_text_both_reach_every_output(tiny, batch):
-    model = tiny()
-    before, blank = everything(model, batch), everything(model, dataclasses.replace(batch, image=batch.image.blanked()))
-    for name in ("pooled", "image", "scores", "fused text", "logits"):
-        assert not torch.allclose(before[name], blank[name]), name
-    ids = batch.text.ids_BT.clone()
-    ids[:, 1] = 29
-    other = everything(model, dataclasses.replace(batch, text=dataclasses.replace(batch.text, ids_BT=ids)))
-    for name in ("pooled", "text", "scores", "logits"):
-        assert not torch.allclose(before[name], other[name]), name
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_cached_steps_equal_teacher_forcing(tiny, batch, structure):
-    check_cached_steps_equal_teacher_forcing(tiny(structure=structure), batch)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -137,15 +72,3 @@ def test_sizes_equal_the_authors_model():
         count = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
         fused = sum(number for name, number in count.items() if name.startswith("fusion_"))
         assert round((sum(count[c] for c in parts) + fused + head + 768) / 1e6, 2) == expected
-
-
-def test_wrong_inputs_are_explained(tiny, batch):
-    with pytest.raises(ParamsError, match="known: tden"):
-        build_model("tedn", {}, DataFacts(vocab_size=30, mask_id=4))
-    with pytest.raises(DataError, match="region features"):
-        tiny().embed_image(Pixels(pixels_B3HW=torch.zeros(1, 3, 8, 8)))
-    model = tiny(max_positions=8)
-    with pytest.raises(ParamsError, match="max_positions is 8"):
-        model.embed_text(batch.text)
-    with pytest.raises(ParamsError, match="max_positions is 8"):
-        model.start(batch.image, max_len=9)

@@ -7,16 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from invariance import (
-    check_cached_steps_equal_teacher_forcing,
-    check_later_words_have_no_effect,
-    check_samples_are_independent,
-    with_another_word,
-)
 from tiny_unified_vlp import FACTS, MASK, VARIANTS, Slow, scored, tiny_unified_vlp
 
-from vlp_models.data.batch import Batch, Pixels, Regions, Text
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.data.batch import Batch, Regions, Text
+from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import build_model
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.partial_load import load_partial
@@ -107,30 +101,8 @@ def test_attention_masks_equal_the_papers():
     )
 
 
-def everything(model, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return all outputs that tasks use, one row per sample."""
-    words = torch.zeros_like(batch.text.mask_BT)
-    words[:, 1] = True
-    hidden = Corruption(ids_BT=batch.text.ids_BT.masked_fill(words, MASK), words_BT=words)
-    with torch.no_grad():
-        fused = model.fuse(batch.image, batch.text)
-        logits = model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
-        return {
-            "pooled": fused.pooled_BP,
-            "fused text": fused.text_BTD * batch.text.mask_BT[..., None],
-            "logits": model.generation_logits(batch.image, batch.text) * batch.text.mask_BT[..., None],
-            **logits,
-        }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sample_does_not_depend_on_its_batch(batch, name):
-    check_samples_are_independent(everything, tiny_unified_vlp(**VARIANTS[name]), batch)
-
-
 def test_seq2seq_depends_on_earlier_words_and_bidirectional_on_all(batch):
     model = tiny_unified_vlp()
-    check_later_words_have_no_effect(model, batch)
     words = torch.zeros_like(batch.text.mask_BT)
     words[:, 1] = True
 
@@ -139,18 +111,11 @@ def test_seq2seq_depends_on_earlier_words_and_bidirectional_on_all(batch):
         return model.masked_pass(batch, hidden, model.encode_corrupted(batch, hidden), BOTH).word_logits
 
     for changed in range(1, 8):
-        before, after = predictions(batch.text.ids_BT), predictions(with_another_word(batch, changed))
+        ids = batch.text.ids_BT.clone()
+        ids[:, changed] = (ids[:, changed] + 1) % 30
+        before, after = predictions(batch.text.ids_BT), predictions(ids)
         assert torch.equal(before["seq2seq"], after["seq2seq"]) is (changed > 1)
         assert not torch.allclose(before["bidirectional"][0], after["bidirectional"][0])
-
-
-def test_image_and_text_both_reach_every_output(batch):
-    for name in NAMES:
-        model = tiny_unified_vlp(**VARIANTS[name])
-        before = everything(model, batch)
-        after = everything(model, dataclasses.replace(batch, image=batch.image.blanked()))
-        for key in before:
-            assert not torch.allclose(before[key], after[key]), (name, key)
 
 
 def test_class_probabilities_are_read_only_as_input(batch):
@@ -203,14 +168,6 @@ def test_attention_dropout_in_steps(batch):
         assert torch.allclose(*logits) is training
 
 
-@pytest.mark.parametrize("name", ["paper", "public code"])
-def test_cached_steps_equal_teacher_forcing(batch, name):
-    states = check_cached_steps_equal_teacher_forcing(tiny_unified_vlp(**VARIANTS[name]), batch)
-    for t, state in enumerate(states):
-        assert state.memory is states[0].memory, "the image's keys and values are never copied"
-        assert all(past.keys.shape[2] == t for past in state.past), "no [MASK] is kept, nor [CLS]"
-
-
 def test_partial_load_of_longer_tables():
     model, longer = tiny_unified_vlp(1), tiny_unified_vlp(2, max_positions=40)
     report = load_partial(longer, model.state_dict(), dataclasses.asdict(model.config))
@@ -222,19 +179,11 @@ def test_partial_load_of_longer_tables():
 
 def test_wrong_input_is_named(batch):
     model = tiny_unified_vlp()
-    with pytest.raises(DataError, match="region features"):
-        model.fuse(Pixels(pixels_B3HW=torch.zeros(4, 3, 8, 8)), batch.text)
     with pytest.raises(DataError, match="owner_N"):
         model.fuse(batch.image.select(torch.tensor([0, 1])), batch.text)
     plain = Regions(**{n: t for n, t in vars(batch.image).items() if n != "scores_BR"})
     with pytest.raises(DataError, match="ScoredRegions"):
         tiny_unified_vlp(compat_reference=True).fuse(plain, batch.text)
-    ids = torch.full((4, 30), 9)
-    long = Text(ids_BT=ids, mask_BT=ids > 0)
-    with pytest.raises(ParamsError, match="30 tokens of text"):
-        model.fuse(batch.image, long)
-    with pytest.raises(ParamsError, match="max_len is 24"):
-        model.start(batch.image, max_len=24)
 
 
 def test_sizes_equal_the_authors_model():

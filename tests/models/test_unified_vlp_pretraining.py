@@ -115,8 +115,6 @@ def test_masked_region_classification(make_batch):
     batch = make_batch()
     with pytest.raises(ParamsError, match="`moc` needs `region_classes: pretext`"):
         losses(tiny_unified_vlp(), batch, {"moc": None})
-    with pytest.raises(ParamsError, match=r"has no objective \['mlm'\], only \['seq2seq', 'bidirectional'\]"):
-        losses(tiny_unified_vlp(), batch, {"mlm": None})
     model = tiny_unified_vlp(region_classes="pretext")
     hidden = model.corrupt(batch, objectives={"moc": None}, generator=generator(), mask_probability=0.5)
     assert hidden.regions_BR.any() and torch.equal(hidden.ids_BT, batch.text.ids_BT), "no word is hidden for it"

@@ -1,21 +1,15 @@
-"""VLMo's four objectives: definitions, pairs, texts alone, images alone, one and two processes."""
+"""VLMo's four objectives: definitions, pairs, texts alone, images alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from tiny_vlmo import build_tiny, losses, random_batch
-from vlmo_ranks import CASES, learn, make_case
 
 from vlp_models.data.batch import Batch
 from vlp_models.errors import ParamsError
@@ -293,22 +287,6 @@ def test_temperature_beyond_its_limit_still_has_a_gradient() -> None:
     assert scale.item() == pytest.approx(100)
     (gradient,) = torch.autograd.grad(scale, model.log_scale)
     assert gradient.item() == pytest.approx(120)
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    """Contrast with the gradient of the gathered batch, matching with negatives of the other process."""
-    script = Path(__file__).parents[1] / "support" / "vlmo_ranks.py"
-    running = [subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)]) for rank in range(2)]
-    assert [process.wait(120) for process in running] == [0, 0]
-    for name in CASES:
-        gradients, parts = learn(make_case(name))
-        for rank in range(2):
-            for way in ("", "sharded-"):  # DDP, FSDP
-                found = load_file(tmp_path / f"{way}{name}-{rank}.safetensors")
-                for weight, gradient in gradients.items():
-                    torch.testing.assert_close(found[weight], gradient, rtol=0, atol=1e-10, msg=f"{way}{name} {weight}")
-            assert json.loads((tmp_path / f"{name}-{rank}.json").read_text()) == pytest.approx(parts, rel=1e-9)
 
 
 def test_contrast_pairs_equal_the_embeddings_in_training() -> None:

@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 import torch
 from slow_xgpt import SlowXGPT
-from tiny_xgpt import VARIANTS, tiny_xgpt
+from tiny_xgpt import STRUCTURES, VARIANTS, tiny_xgpt
 
 from vlp_models.data.batch import Batch
 from vlp_models.models.xgpt.model import XGPT
 from vlp_models.models.xgpt.state import SpanCorruption
 from vlp_models.objectives.span_masking import replace_spans
 
-STRUCTURES = [
-    "paper",
-    "signal to keys and values",
-    "signal to queries",
-    "merged",
-    "separate attention",
-    "two stacks",
-    "two stacks, shared attention",
-    "one stack",
-]
 SPANS = [[(2, 3), (6, 1)], [(1, 1)], [(1, 1)], [(1, 1)]]
 
 

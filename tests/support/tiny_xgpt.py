@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
     "no matching": {"ida_matching": False, "ida_empty_spans": True},
 }
+STRUCTURES = list(VARIANTS)[:8]  # those that encode or decode differently
 
 
 def tiny_xgpt(seed: int = 0, **overrides: object) -> XGPT:

@@ -20,7 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import soho_ranks
 import tiny_tden as tiny
+import tiny_vlmo
 import torch
 import torch.distributed as dist
 import toy_unified_vlp
@@ -52,6 +54,7 @@ from vlp_models.training.recipe import make_recipe
 from vlp_models.training.scheduled_sampling import make_loss
 from vlp_models.training.sharding import own_part, whole
 
+VLMO = ("itc", "itm", "mlm", "mim")
 # Self-critical training is refused: processes decode captions of different lengths.
 NOT_SHARDED = ("self_critical_greedy_7", "self_critical_greedy_1", "self_critical_leave_one_out_7")
 
@@ -96,6 +99,8 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     for baseline, size in (("greedy", 7), ("greedy", 1), ("leave_one_out", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
     every |= toy_unified_vlp.rank_cases(Case, rows)
+    for name in (*VLMO, "all", "single", "both"):
+        every[f"vlmo_{name}"] = lambda name=name: of_vlmo(name)
     return every
 
 
@@ -115,6 +120,23 @@ def of_xgpt(name: str) -> Case:
     recipe = recipe_of(dict.fromkeys([name] if name in model.objectives else model.objectives, 1.0))
     loss = make_loss(model, recipe, ScheduledSamplingParams(scheme="a" if name == "two_pass" else "none"), name="xgpt")
     return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
+
+
+def of_vlmo(name: str) -> Case:
+    """An objective, all of them, all of a single pair, or both contrasts."""
+    size = 1 if name == "single" else 7
+    objectives = {"both": ("itc",)}.get(name, (name,) if name in VLMO else VLMO)
+    model = tiny_vlmo.build_tiny(contrast="both" if name == "both" else "unimodal")
+    batch = tiny_vlmo.random_batch(size, image_ids="abbcdae")
+
+    def loss(rows: Batch) -> WeightedLosses:
+        losses = tiny_vlmo.losses(model, rows, objectives, seed=3)
+        return WeightedLosses(losses=losses, weights=dict.fromkeys(losses, 1.0))
+
+    def rows_of(first: int, last: int) -> Batch:
+        return tiny_vlmo.trimmed(batch, torch.arange(first, last)) if first < last else batch.empty()
+
+    return Case(model, loss, rows_of, size)
 
 
 def passes(scheme: str, size: int = 7) -> Case:
@@ -349,6 +371,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         timeout=timedelta(seconds=60),
     )
     save_file(gathered(rank), folder / f"gathered-{rank}.safetensors")
+    for update in soho_ranks.UPDATES:
+        found = {name: tensor.contiguous() for name, tensor in soho_ranks.learn(update, rank, world_size).items()}
+        save_file(found, folder / f"soho-{update}-{rank}.safetensors")
     check_sharding_is_undone(world_size)
     parts: dict[str, dict[str, float]] = {}
     for name, case in every.items():

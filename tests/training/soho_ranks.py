@@ -1,20 +1,14 @@
-"""SOHO in two processes: run by test_soho_ranks.py, as `python soho_ranks.py RANK WORLD_SIZE FOLDER`.
+"""SOHO in two processes, for rank_cases.py: three micro-batches, and a dictionary that follows all of them.
 
 Statistics of batch normalization are each process's own, so they are held still; everything else is of the whole batch.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from soho_toys import ALL, batch_of, build
 from torch import Tensor, nn
 
@@ -24,7 +18,8 @@ from vlp_models.objectives.moving_average import update_moving_averages
 from vlp_models.training.normalization import normalize, total_over_ranks
 
 IMAGES, TEXTS = 5, 2
-UPDATES = (True, True, False)  # which of three micro-batches end an update
+UPDATES = ("paper", "released")  # the dictionary's rules
+ENDS = (True, True, False, True)  # which micro-batches end an update
 
 
 def rows(first: int, last: int, seed: int) -> Batch:
@@ -66,31 +61,11 @@ def learn(update: str, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
     model = learner.model
     if world_size > 1:
         learner = nn.parallel.DistributedDataParallel(learner, find_unused_parameters=True)
-    for number, ends in enumerate((*UPDATES, True)):
-        cuts = (0, IMAGES) if number == len(UPDATES) else (0, 2, IMAGES)
+    for number, ends in enumerate(ENDS):
+        cuts = (0, IMAGES) if number == 3 else (0, 2, IMAGES)
         share = (0, IMAGES) if world_size == 1 else ((*cuts, IMAGES)[rank], (*cuts, IMAGES)[rank + 1])
         learner(rows(*share, seed=number), number).backward()
         if ends:
             update_moving_averages(model)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {**found, **{f"dictionary.{name}": b for name, b in model.dictionary.named_buffers()}}
-
-
-def main(rank: int, world_size: int, folder: Path) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
-    for update in ("paper", "released"):
-        found = learn(update, rank, world_size)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in found.items()}, folder / f"{update}-{rank}.safetensors"
-        )
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

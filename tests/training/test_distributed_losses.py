@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import soho_ranks
 import torch
 from rank_cases import NOT_SHARDED, cases, learn
 from safetensors.torch import load_file
@@ -70,30 +71,32 @@ def test_losses_over_processes_match_one_process(learned: Path, name: str, strat
             assert difference < 1e-9, parameter
 
 
-def test_gathered_rows_propagate_gradients(learned: Path) -> None:
+def test_gathered_and_selected_rows_propagate_gradients(learned: Path) -> None:
     """Each process derives its own function of all rows: a row's gradient is the sum over all processes."""
     rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
-    for rank, own in enumerate((slice(0, 3), slice(3, 4))):
-        found = load_file(learned / f"gathered-{rank}.safetensors")
-        assert torch.equal(found["rows"], rows)
+    first, second = ranks = [load_file(learned / f"gathered-{rank}.safetensors") for rank in range(RANKS)]
+    # a moving average uses the rows of all processes once per update
+    average = 0.75 * torch.tensor([1.0, 2.0], dtype=torch.float64) + 0.25 * rows.sum(0)
+    for found, own in zip(ranks, (slice(0, 3), slice(3, 4)), strict=True):
+        assert torch.equal(found["rows"], rows) and torch.equal(found["average"], average)
         assert torch.equal(found["gradient"], 2 * rows[own] * (1 + 2))
         assert torch.equal(found["previous"][:, :, 0], rows.roll(1, 0)[own])
-
-
-def test_selected_rows_propagate_gradients(learned: Path) -> None:
-    rows = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [7.0, 8.0]], dtype=torch.float64)
-    first, second = (load_file(learned / f"gathered-{rank}.safetensors") for rank in range(RANKS))
     assert torch.equal(first["taken"], rows[[3, 0, 3]]) and torch.equal(second["taken"], rows[[1]])
     # the first process takes row 0 once and row 3 twice, the second row 1, whose derivative is 2
     assert first["taken_gradient"][:, 0].tolist() == [1.0, 2.0, 0.0]
     assert second["taken_gradient"][:, 0].tolist() == [2.0]
 
 
-def test_moving_average_uses_all_processes_once_per_update(learned: Path) -> None:
-    total = torch.tensor([0.0 + 2 + 4 + 7, 1.0 + 3 + 5 + 8], dtype=torch.float64)
-    wanted = 0.75 * torch.tensor([1.0, 2.0], dtype=torch.float64) + 0.25 * total
-    for rank in range(RANKS):
-        assert torch.equal(load_file(learned / f"gathered-{rank}.safetensors")["average"], wanted)
+@pytest.mark.parametrize("update", soho_ranks.UPDATES)
+def test_soho_shares_a_dictionary(learned: Path, update: str) -> None:
+    wanted = soho_ranks.learn(update)
+    ranks = [load_file(learned / f"soho-{update}-{rank}.safetensors") for rank in range(RANKS)]
+    assert (wanted["dictionary.idle"] == 0).any() and wanted["text_embedding.words.weight"].any()
+    for name, tensor in wanted.items():
+        for found in ranks:
+            torch.testing.assert_close(found[name], tensor, rtol=1e-8, atol=1e-9, msg=f"{update}: {name}")
+        if name.startswith("dictionary."):
+            assert torch.equal(ranks[0][name], ranks[1][name]), name
 
 
 def test_sampled_objective_does_not_depend_on_the_rank(learned: Path) -> None:
