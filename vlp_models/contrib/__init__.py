@@ -20,6 +20,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "demo_page": {},
     "doctor": {},
     "drift": {
+        "params": {"drift": "vlp_models.contrib.drift.params:DriftParams"},
         "stages": {"training_stats": "vlp_models.contrib.drift.training_stats:run"},
         "stage_builders": {"training_stats": "vlp_models.contrib.drift.plan:training_stats"},
         "new_data_parts": {"drift": "vlp_models.contrib.drift.plan:drift_part"},

@@ -1,4 +1,4 @@
-"""The sections of params.yaml about data: datasets, validation, features, tokenizer, shards, ingest and drift."""
+"""The sections of params.yaml about data: datasets, validation, features, tokenizer, shards and ingest."""
 
 from __future__ import annotations
 
@@ -227,19 +227,3 @@ class IngestParams:
                 f"params.yaml: `ingest.dataset: {self.dataset}` is outside the project, where DVC cannot version it; "
                 "choose a folder inside, or set `ingest.track: false`"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftParams:
-    """`vlp drift`: limits for each measure of contrib/drift."""
-
-    gate: bool = False  # true: `vlp drift` exits with 4 if a limit is exceeded
-    run: str = ""  # the pretraining run whose training data is compared with; empty: the first one
-    max_length_psi: NonNegativeFloat = 0.2
-    max_vocabulary_divergence: NonNegativeFloat = 0.1
-    max_unknown_words: Share = 0.05
-    max_resolution_psi: NonNegativeFloat = 0.2
-    max_aspect_psi: NonNegativeFloat = 0.2
-    min_embedding_p: Share = 0.01
-    images: NonNegativeInt = 256  # new images whose embeddings are compared; 0: none
-    seed: NonNegativeInt = 1

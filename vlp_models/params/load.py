@@ -15,7 +15,6 @@ from vlp_models.errors import ParamsError
 from vlp_models.params.data import (
     DatasetParams,
     DetectorParams,
-    DriftParams,
     FeaturesParams,
     GeneratorParams,
     IngestParams,
@@ -64,7 +63,6 @@ class Params(Extensible):
     tracking: TrackingParams
     promotion: PromotionParams = field(default_factory=PromotionParams)
     ingest: IngestParams = field(default_factory=IngestParams)
-    drift: DriftParams = field(default_factory=DriftParams)
     flow: FlowParams = field(default_factory=FlowParams)
     plugins: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -85,7 +83,8 @@ class Params(Extensible):
 
     def statistics_run(self) -> str:
         """Return the pretraining with whose data `vlp drift` compares new data: `drift.run`, else the first."""
-        return self.drift.run or next(iter(self.pretrain), "")
+        drift = self.sections.get("drift")  # contrib/drift
+        return (drift.run if drift else "") or next(iter(self.pretrain), "")
 
     def model_of(self, run: str) -> str:
         """Return the name of the model that a fine-tuning run trains."""

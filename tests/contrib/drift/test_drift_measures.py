@@ -17,8 +17,8 @@ from vlp_models.contrib.drift.measures import (
     psi,
     rate_increase,
 )
+from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from vlp_models.params import DriftParams
 
 WORDS = [f"word{number}" for number in range(300)]
 TOKENIZER = Tokenizer([*SPECIAL_TOKENS, *WORDS, "w", "##w", "##o"], lowercase=True)

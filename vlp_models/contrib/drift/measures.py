@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.params import DriftParams
 
 DRAWS = 300
 PERMUTATIONS = 1000

@@ -13,6 +13,7 @@ import numpy as np
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.contrib.drift.measures import compare, compare_embeddings, describe
+from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.contrib.drift.training_stats import embed, training_stats_path
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.ingest.index import batch_folders
@@ -27,7 +28,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     Raises:
         DataError: a batch or the tokenizer is missing or damaged.
     """
-    p = params.drift
+    p = params.section(DriftParams)
     path = training_stats_path(workspace)
     report: dict[str, Any] = {"gate": p.gate, "drifted": False, "measures": [], "notes": [], "batches": []}
     if not path.exists():
@@ -85,7 +86,7 @@ def _add_embeddings(
     from vlp_models.vision.extractors import FROM_IMAGES, open_source
     from vlp_models.vision.region_source import SourceRequest
 
-    p = params.drift
+    p = params.section(DriftParams)
     if not reference["points"]:
         report["notes"].append("embeddings not compared: the training statistics have none (no image has regions)")
         return

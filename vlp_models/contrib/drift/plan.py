@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.flows.parts import Part, hash_values, read_record
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
@@ -40,6 +41,6 @@ def drift_part(params: Params) -> Part:
             return None
         content = read_record(file).get("content")
         # `content` is a hash of the batches; without any, the command always runs.
-        return hash_values(content, to_plain(params.drift)) if content else ""
+        return hash_values(content, to_plain(params.section(DriftParams))) if content else ""
 
     return Part(name="drift", kind="drift", command=("drift",), evidence=evidence, nothing="no new data")
