@@ -77,6 +77,6 @@ def test_code_on_the_path_needs_no_installed_package(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(metadata, "version", hidden)
     packages.check_own_record(tmp_path)
-    assert packages.describe_machine()["package"]["version"] == packages.own_version() == vlp_models.__version__
+    assert packages.describe_own()["version"] == packages.own_version() == vlp_models.__version__
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert pyproject["project"]["version"] == vlp_models.__version__

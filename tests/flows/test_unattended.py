@@ -141,7 +141,7 @@ def test_promotions_are_judged_again_if_the_registration_fails_at_its_end(
         patch.setattr(pipeline, "is_stale", lambda *_: False)
         patch.setattr(pipeline, "repro", lambda *_, **__: exit(137))
         with pytest.raises(SystemExit):
-            Run(project, None).run_part(register, print, contextlib.nullcontext)
+            Run(project, None, {}).run_part(register, print, contextlib.nullcontext)
     outcomes = retrain(project)
     assert {o.part for o in outcomes.values() if o.state == "ran"} == {"promote captioning", "promote vqa"}
 
@@ -220,8 +220,10 @@ def test_params_edited_while_a_run_waits_are_used(project: Path) -> None:
 
 def test_time_limits_are_per_part_and_unknown_parts_are_rejected(project: Path) -> None:
     set_flow(project, timeout_hours={"finetune": 2})
-    parts: dict[str, Part] = {part.name: part for part in retrain_parts(load_params(project / "params.yaml"))}
-    assert [parts["finetune tden-vqa"].timeout, parts["pretrain tden"].timeout] == [7200, 0]
+    params = load_params(project / "params.yaml")
+    parts: dict[str, Part] = {part.name: part for part in retrain_parts(params)}
+    run = Run(project, None, params.flow.timeout_hours)
+    assert [run._limits(parts[name])["timeout"] for name in ("finetune tden-vqa", "pretrain tden")] == [7200, 0]
     with pytest.raises(ValueError, match=r"`timeout_hours\.finetun`: unknown part"):
         FlowParams(timeout_hours={"finetun": 2})
 

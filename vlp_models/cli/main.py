@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from vlp_models.cli import (
-    data,
     pipeline,
     predict,
     project,
@@ -54,7 +53,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "stage": pipeline.stage,
     },
     "New data": {
-        "ingest": data.ingest,
+        "ingest": pipeline.ingest,
     },
     "Use a model": {
         "caption": predict.caption,
@@ -75,6 +74,7 @@ WORK = {
     "init": "writing the project",
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
+    "ingest": "reading the inbox",
     "status": "comparing the workspace with dvc.lock",
     "caption": "loading the model",
     "answer": "loading the model",

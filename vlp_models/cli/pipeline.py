@@ -1,4 +1,4 @@
-"""Commands that change and run the pipeline: run, use, plan, stage."""
+"""Commands that change and run the pipeline: run, use, plan, stage, ingest."""
 
 from __future__ import annotations
 
@@ -337,6 +337,22 @@ def _check_stage(name: str) -> None:
 
     if name not in STAGES:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
+
+
+def ingest(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only list what is in the inbox and whether it is complete.")
+    ] = False,
+) -> None:
+    """Add new image-caption pairs from the inbox to the dataset, skipping duplicates and leaked evaluation images.
+
+    Each folder in data/inbox becomes a batch: deduplicated and checked against every evaluation split.
+    """
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.ingest.ingest import run
+    from vlp_models.params import load_params
+
+    run(load_params(), Workspace(), check)
 
 
 def write_plan(params: Params, workspace: Workspace) -> tuple[bool, PlanFacts]:

@@ -19,7 +19,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure_logging() -> None:
-    """Send the package's log to stderr: through rich on a terminal, as plain lines elsewhere. Idempotent.
+    """Send the package's log to stderr. Idempotent.
 
     VLP_LOG_LEVEL (default INFO) sets the level.
     """
@@ -29,7 +29,7 @@ def configure_logging() -> None:
     logger.setLevel(os.environ.get("VLP_LOG_LEVEL", "INFO").upper())
     # Otherwise the root logger's handlers, such as Prefect's or MLflow's, print each line a second time.
     logger.propagate = False
-    logger.addHandler(_rich_handler() if sys.stderr.isatty() else _PlainHandler())
+    logger.addHandler(StderrHandler())
 
 
 def announce_stop(text: str) -> None:
@@ -39,40 +39,19 @@ def announce_stop(text: str) -> None:
         os.write(2, f"{text}\n".encode())
 
 
-class _PlainHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes bare messages to the current `sys.stderr`: log files and Prefect add their own time stamps."""
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes messages to the current `sys.stderr`, without secrets and Python's wording of system errors."""
 
     def __init__(self) -> None:
         # Not StreamHandler's: it assigns `stream`, which is a property here.
         logging.Handler.__init__(self)
-        self.setFormatter(_Formatter(marks_level=True))
 
     @property
     def stream(self):  # type: ignore[no-untyped-def]
-        # Read for each record, because tests and notebooks replace `sys.stderr`.
+        # Read for each record, because tests, notebooks and progress bars replace `sys.stderr`.
         return sys.stderr
 
-
-class _Formatter(logging.Formatter):
-    """Removes secrets, and Python's wording of system errors. marks_level: of warnings and errors."""
-
-    def __init__(self, *, marks_level: bool) -> None:
-        super().__init__()
-        self._marks_level = marks_level
-
     def format(self, record: logging.LogRecord) -> str:
+        # No time stamp: log files and Prefect add their own.
         text = plain_text(redact(super().format(record)))
-        return (
-            f"{record.levelname.lower()}: {text}" if self._marks_level and record.levelno >= logging.WARNING else text
-        )
-
-
-def _rich_handler() -> logging.Handler:
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    handler = RichHandler(
-        console=Console(stderr=True), show_time=False, show_path=False, markup=False, highlighter=None, show_level=True
-    )
-    handler.setFormatter(_Formatter(marks_level=False))
-    return handler
+        return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text

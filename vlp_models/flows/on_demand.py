@@ -66,7 +66,7 @@ def promote(task: str, root: str = ".") -> State[Any]:
 
     def parts(params: Params) -> list[Part]:
         _check_known(task, TASKS, "task")
-        return [promotion_part(params, task)]
+        return [promotion_part(task)]
 
     return run_parts(root, parts)
 

@@ -29,7 +29,6 @@ class Part:
 
     kind: its name in `flow.timeout_hours`.
     gpu: takes a GPU slot when stale.
-    timeout: seconds; 0: none.
     refusal: exit code that means "refused", an answer and not a failure.
     evidence: hash of the inputs of the command's answer; the command is not repeated while it stays the same. An
         empty string: always run it. None: there is nothing to run it on.
@@ -45,7 +44,6 @@ class Part:
     targets: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     gpu: bool = False
-    timeout: float = 0
     refusal: int | None = None
     evidence: Callable[[Path], str | None] = lambda root: ""
     lost: Callable[[Path], list[str]] = lambda root: []
@@ -67,10 +65,10 @@ def retrain_parts(params: Params) -> list[Part]:
     return [
         *_new_data_parts(params),
         *training_parts(params, list(params.finetune)),
-        _with_timeout(register, params),
+        register,
         # With evidence: judged only if something has changed since; the flow `promote` always judges.
-        *(replace(promotion_part(params, task), evidence=partial(_promotion_evidence, params, task)) for task in tasks),
-        _with_timeout(report, params),
+        *(replace(promotion_part(task), evidence=partial(_promotion_evidence, params, task)) for task in tasks),
+        report,
     ]
 
 
@@ -100,14 +98,12 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
             parts.append(Part(name=f"finetune {name}", kind="finetune", targets=(f"finetune@{name}",), gpu=True))
     evaluations = tuple(f"evaluate@{run}" for run in runs)
     parts.append(Part(name="evaluate", kind="evaluate", targets=evaluations, gpu=True))
-    return [_with_timeout(part, params) for part in parts]
+    return parts
 
 
-def promotion_part(params: Params, task: str) -> Part:
+def promotion_part(task: str) -> Part:
     """Return the part that passes a task's challenger through the gate, even if it was judged before."""
-    return _with_timeout(
-        Part(name=f"promote {task}", kind="promote", command=("promote", task), refusal=REFUSED), params
-    )
+    return Part(name=f"promote {task}", kind="promote", command=("promote", task), refusal=REFUSED)
 
 
 def _new_data_parts(params: Params) -> list[Part]:
@@ -121,11 +117,7 @@ def _new_data_parts(params: Params) -> list[Part]:
 
     ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=ingest_evidence, nothing=NO_INBOX)
     parts = [ingest, *(import_target(target)(params) for target in NEW_DATA_PARTS.values())]
-    return [replace(_with_timeout(part, params), skip=skip) for part in parts]
-
-
-def _with_timeout(part: Part, params: Params) -> Part:
-    return replace(part, timeout=params.flow.timeout_hours.get(part.kind, 0) * 3600)
+    return [replace(part, skip=skip) for part in parts]
 
 
 def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:

@@ -6,11 +6,11 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redact, without_secrets
@@ -52,9 +52,10 @@ class Outcome:
 class Run:
     """One run over a held workspace. It remembers whether anything was stale, so that a no-op asks DVC only once."""
 
-    def __init__(self, root: Path, lock_fd: int | None) -> None:
+    def __init__(self, root: Path, lock_fd: int | None, timeout_hours: Mapping[str, float]) -> None:
         self.root = root
         self.lock_fd = lock_fd
+        self.timeout_hours = timeout_hours  # kind of a part -> hours; without an entry there is no limit
         self.outcomes: list[Outcome] = []
         self._all_fresh: bool | None = None  # None: DVC was not asked yet
         self._any_ran = False
@@ -79,6 +80,10 @@ class Run:
         self.outcomes.append(outcome)
         return outcome
 
+    def _limits(self, part: Part) -> dict[str, Any]:
+        """Return the options of `repro` and `run_supervised` that a part's commands have."""
+        return {"timeout": self.timeout_hours.get(part.kind, 0) * 3600, "lock_fd": self.lock_fd}
+
     def _run_targets(self, part: Part, log: Log, slot: Slot) -> tuple[Literal["ran", "up to date"], str]:
         targets = list(part.targets)
         if self._all_fresh is None:
@@ -91,7 +96,7 @@ class Run:
         ran = False
         if not fresh:
             with slot() if part.gpu else contextlib.nullcontext():
-                ran = repro(self.root, targets, log, timeout=part.timeout, lock_fd=self.lock_fd)
+                ran = repro(self.root, targets, log, **self._limits(part))
             self._any_ran = self._any_ran or ran
         # DVC finds a registration up to date whose versions MLflow has lost: register and judge them again.
         try:
@@ -107,7 +112,7 @@ class Run:
         if lost or (not ran and part.outdated(self.root)):
             # `--single-item`: only this stage is forced, not those that it depends on.
             forced = ["--force", "--single-item", *targets]
-            ran = repro(self.root, forced, log, timeout=part.timeout, lock_fd=self.lock_fd) or bool(lost)
+            ran = repro(self.root, forced, log, **self._limits(part)) or bool(lost)
         return ("ran" if ran else "up to date"), ""
 
     def _run_command(self, part: Part, log: Log) -> tuple[Literal["ran", "up to date", "skipped", "refused"], str]:
@@ -123,7 +128,7 @@ class Run:
         accept = (0,) if part.refusal is None else (0, part.refusal)
         command = ["vlp", *part.command]
         try:
-            ended = run_supervised(self.root, command, log, accept=accept, timeout=part.timeout, lock_fd=self.lock_fd)
+            ended = run_supervised(self.root, command, log, accept=accept, **self._limits(part))
         except StageFailed as error:
             # The exit code is only in the message.
             if part.kind == "drift" and f"exited with code {DRIFTED}:" in str(error):
@@ -173,7 +178,7 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
             # Read again: an edit during the wait counts.
             params = load_params(root / "params.yaml")
             settings = params.flow
-            run = Run(root, lock_fd)
+            run = Run(root, lock_fd, params.flow.timeout_hours)
             for part in select(params):
                 _run_with_retries(run, part, params.flow.retry_delays, log)
     except WorkspaceInUse as error:

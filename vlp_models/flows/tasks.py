@@ -65,7 +65,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
         with workspace as lock_fd:
             if hold:
                 prepare_workspace(str(folder))
-            run = Run(folder, lock_fd)
+            run = Run(folder, lock_fd, params.flow.timeout_hours)
             delays: list[float] = [float(delay) for delay in params.flow.retry_delays]
             retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
             try:

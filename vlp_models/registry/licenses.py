@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
-from vlp_models.common.packages import PREFIX, library_of, license_of
+from vlp_models.common.packages import PREFIX, library_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +87,16 @@ def _find_license(source: str, architecture: str) -> str:
             return str((config and config.license) or "")
         return ""
     return license_of("torchvision") if library_of(source) else ""
+
+
+def license_of(name: str) -> str:
+    """Return the license that an installed package's metadata names; empty if it names none, or is not installed."""
+    try:
+        fields = metadata.metadata(name).json
+    except metadata.PackageNotFoundError:
+        return ""
+    # Three fields name a license: an SPDX expression, free text (perhaps all of the license), or classifiers.
+    text = next((line.strip() for line in str(fields.get("license", "")).splitlines() if line.strip()), "")
+    classified = [c.rpartition(" :: ")[2] for c in fields.get("classifier", ()) if c.startswith("License :: ")]
+    named = str(fields.get("license_expression") or text or ", ".join(classified))
+    return "" if named.lower() in ("unknown", "other", "none") else named

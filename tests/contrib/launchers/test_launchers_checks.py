@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from vlp_models.common.io import write_json
-from vlp_models.common.packages import describe_machine
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers import launch as seam
 from vlp_models.contrib.launchers import node, torchrun, worker
 from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, is_there, launch, write_outcome
+from vlp_models.contrib.launchers.machine import describe_machine
 from vlp_models.contrib.launchers.params import KubeflowParams, LaunchersParams, TorchrunParams
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params, load_params

@@ -31,9 +31,9 @@ from typing import Any, Protocol
 
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.packages import describe_machine
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.machine import describe_machine
 from vlp_models.contrib.launchers.params import LaunchersParams
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
 from vlp_models.params import Params

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.log import configure_logging
-from vlp_models.common.packages import explain_difference
 from vlp_models.common.supervise import die_with_parent
 from vlp_models.contrib.launchers.launch import OUTCOME, POLL, STOPPED, Launch, is_there, read_outcome, write_outcome
+from vlp_models.contrib.launchers.machine import explain_difference
 from vlp_models.errors import LaunchError, VLPError
 
 RESTARTS = 3  # of a node's processes, after one of them was lost

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlp_models.common.io import write_text
-from vlp_models.common.packages import describe_machine, explain_difference
 from vlp_models.common.plugins import with_plugins
 from vlp_models.common.portable import VARIABLES, is_portable
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.launchers.machine import describe_machine, explain_difference
 from vlp_models.contrib.launchers.params import ClusterParams
 from vlp_models.errors import MissingToolError, ParamsError, ProcessLostError, VLPError, first_line
 from vlp_models.params import Params
