@@ -128,13 +128,13 @@ def add_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, whe
     Raises:
         ParamsError: the model cannot train on an objective.
     """
-    names, own = list(names), own_objectives(model)
-    others = [name for name in names if name not in own]
+    names, declared = list(names), own_objectives(model)
+    others = [name for name in names if name not in declared]
     if not others:
         return model
     if not OBJECTIVES:
         raise ParamsError(
-            f"params.yaml: `{where}.{others[0]}`: {model_name} can train on {', '.join(own)}; objectives of other "
+            f"params.yaml: `{where}.{others[0]}`: {model_name} can train on {', '.join(declared)}; objectives of other "
             "families need vlp_models/contrib/shared_objectives, which is not installed"
         )
     extended: nn.Module = import_target(OBJECTIVES["add"])(model, names, facts, where, model_name)

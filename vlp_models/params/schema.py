@@ -92,8 +92,8 @@ def check_key(cls: type, key: str, where: str, file: str) -> None:
         raise _absent(_join(where, key), folder, file)
 
 
-def _absent(what: str, folder: str, file: str) -> ParamsError:
-    return ParamsError(f"{file}: `{what}` needs vlp_models/contrib/{folder}, which is not installed")
+def _absent(key: str, folder: str, file: str) -> ParamsError:
+    return ParamsError(f"{file}: `{key}` needs vlp_models/contrib/{folder}, which is not installed")
 
 
 def _below(prefix: str, names: Iterable[str]) -> list[str]:
