@@ -166,6 +166,6 @@ cli.main()
 
 
 def test_log_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
-    record = logging.makeLogRecord({"msg": "cannot reach %s", "args": (URI,), "levelno": logging.WARNING})
+    record = logging.LogRecord("vlp_models.x", logging.WARNING, "x.py", 1, "cannot reach %s", (URI,), None)
     StderrHandler().handle(record)
     assert capsys.readouterr().err == "warning: cannot reach http://***@127.0.0.1:9\n"
