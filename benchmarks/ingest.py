@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from vlp_models.contrib.ingest.index import FINGERPRINTS, MANIFEST, PAIRS
 from vlp_models.curation.duplicates.fingerprints import fingerprint_image
-from vlp_models.ingest.index import FINGERPRINTS, MANIFEST, PAIRS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "ingest.json"

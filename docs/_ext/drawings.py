@@ -226,11 +226,10 @@ def house() -> Drawing:
 
 
 _PURPOSE = {
-    "contrib": "what can be left out: vlp compare, pack, forget, demo, new, verify, ...",
+    "contrib": "what can be left out: vlp ingest, compare, pack, forget, demo, new, ...",
     "flows": "when, where and how often: Prefect. Never imports torch",
     "project": "the Python API of a project",
     "cli": "the commands",
-    "ingest": "new data: batches",
     "pipeline": "DVC stages; dvc.yaml from params.yaml",
     "evaluation": "predictions to scores, the report",
     "registry": "MLflow runs and versions; the gate and the ledger",

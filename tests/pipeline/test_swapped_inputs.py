@@ -8,7 +8,6 @@ import io
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from drawn_workspace import SPLITS, make_workspace, params_with
@@ -24,7 +23,6 @@ from vlp_models.data.pixels import PixelInput
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import HashIndex
 from vlp_models.models.checkpoint import SUMS, WEIGHTS
 from vlp_models.pipeline.stages import detector, features, shards
 from vlp_models.pipeline.training_job import TrainingJob
@@ -159,25 +157,3 @@ def test_training_continues_only_with_the_same_content(trained: tuple, run: str,
         swap(file, content)
     assert changed != before.work
     assert job().work == before.work
-
-
-@pytest.mark.parametrize("new_file", [False, True], ids=["overwritten", "replaced"])
-def test_ingest_hashes_an_image_of_equal_size_and_date_again(tmp_path: Path, new_file: bool) -> None:
-    path = tmp_path / "a.bmp"
-    path.write_bytes(b"first")
-    hashed: list[bytes] = []
-
-    def hash_files(paths):
-        for number, name, _ in paths:
-            content = Path(name).read_bytes()
-            hashed.append(content)
-            fingerprint = SimpleNamespace(to_bytes=lambda: b"")
-            yield number, SimpleNamespace(sha256=content, pixels=content, perceptual=None, fingerprint=fingerprint)
-
-    index = HashIndex(tmp_path / "index.sqlite", "own", keypoints=False)
-    for content in (b"first", b"first", b"other"):
-        if content != path.read_bytes():
-            swap(path, content, new_file=new_file)
-        index.sync_source("coco", [("coco/a", "test", str(path))], hash_files)
-    index.close()
-    assert hashed == [b"first", b"other"]

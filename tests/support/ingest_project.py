@@ -13,7 +13,7 @@ from cloned_project import init_dvc
 from PIL import Image
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.ingest import ingest
+from vlp_models.contrib.ingest import ingest
 from vlp_models.params import Params, load_params
 
 ROOT = Path(__file__).parents[2]

@@ -52,9 +52,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "status": status.print_status,
         "stage": pipeline.stage,
     },
-    "New data": {
-        "ingest": pipeline.ingest,
-    },
     "Use a model": {
         "caption": predict.caption,
         "answer": predict.answer,
@@ -74,7 +71,6 @@ WORK = {
     "init": "writing the project",
     "use": "checking params.yaml",
     "plan": "checking params.yaml",
-    "ingest": "reading the inbox",
     "status": "comparing the workspace with dvc.lock",
     "caption": "loading the model",
     "answer": "loading the model",

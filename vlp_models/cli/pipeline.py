@@ -339,22 +339,6 @@ def _check_stage(name: str) -> None:
         raise ParamsError(f"no stage `{name}`{suggestion(name, STAGES)}")
 
 
-def ingest(
-    check: Annotated[
-        bool, typer.Option("--check", help="Only list what is in the inbox and whether it is complete.")
-    ] = False,
-) -> None:
-    """Add new image-caption pairs from the inbox to the dataset, skipping duplicates and leaked evaluation images.
-
-    Each folder in data/inbox becomes a batch: deduplicated and checked against every evaluation split.
-    """
-    from vlp_models.common.workspace import Workspace
-    from vlp_models.ingest.ingest import run
-    from vlp_models.params import load_params
-
-    run(load_params(), Workspace(), check)
-
-
 def write_plan(params: Params, workspace: Workspace) -> tuple[bool, PlanFacts]:
     """Write dvc.yaml from params.yaml and record the packages it uses.
 

@@ -38,6 +38,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "npz": "vlp_models.contrib.imported_features.npz:open_npz",
         }
     },
+    "ingest": {"new_data_parts": {"ingest": "vlp_models.contrib.ingest.flow:ingest_part"}},
     "int8": {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},

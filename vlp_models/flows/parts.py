@@ -15,6 +15,7 @@ from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import Params, to_plain
+from vlp_models.params.operations import PARTS
 from vlp_models.pipeline.dvc.graph import STAGES
 from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 
@@ -107,17 +108,10 @@ def promotion_part(task: str) -> Part:
 
 
 def _new_data_parts(params: Params) -> list[Part]:
-    """Return the parts that ingest new data, and those of contrib that examine it, such as its drift."""
-    inbox, fetch = params.ingest.inbox, params.ingest.fetch
-    skip = "" if inbox or fetch else NO_INBOX
-
-    def ingest_evidence(root: Path) -> str | None:
-        # Only the inbox itself can be absent; data to fetch may come at any time.
-        return None if inbox and not fetch and not (root / inbox).exists() else ""
-
-    ingest = Part(name="ingest", kind="ingest", command=("ingest",), evidence=ingest_evidence, nothing=NO_INBOX)
-    parts = [ingest, *(import_target(target)(params) for target in NEW_DATA_PARTS.values())]
-    return [replace(part, skip=skip) for part in parts]
+    """Return the parts that ingest and examine new data (contrib/ingest, contrib/drift), in the order of `PARTS`."""
+    skip = "" if params.ingest.inbox or params.ingest.fetch else NO_INBOX
+    targets = sorted(NEW_DATA_PARTS.items(), key=lambda item: PARTS.index(item[0]))
+    return [replace(import_target(target)(params), skip=skip) for _, target in targets]
 
 
 def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:

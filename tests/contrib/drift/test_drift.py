@@ -15,7 +15,7 @@ from ingest_project import ROOT, encoded, make_project, make_submission, params_
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.drift import new_pairs, training_stats
-from vlp_models.ingest import ingest
+from vlp_models.contrib.ingest import ingest
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import features, prepare, report, tokenizer, validate
 

@@ -23,8 +23,6 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables, spooled
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import HashIndex
-from vlp_models.ingest.ingest import index_datasets
 from vlp_models.params import DatasetParams, load_params
 from vlp_models.pipeline.dvc.external import explain_roots
 from vlp_models.pipeline.stages import prepare
@@ -347,19 +345,6 @@ def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path
     tables = read(tmp_path)
     assert [row["text"] for row in tables["captions"]] == ["one", "three"]
     assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
-
-
-def test_ingest_compares_with_the_images_that_prepare_extracted(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "data" / "raw" / "pets")
-    out = prepared(tmp_path)
-    before = hash_path(out)
-    source = DatasetParams.of(format="hf", root="data/raw/pets")
-    params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"pets": source})
-    index = HashIndex(tmp_path / "index.sqlite", "ingested", keypoints=True)
-    index_datasets(index, params, Workspace(tmp_path), has_held_out=True)
-    rows = index.connection.execute("SELECT image_id FROM images").fetchall()
-    assert {row[0] for row in rows} == {row["image_id"] for row in read_table("images", out).to_pylist()}
-    assert hash_path(out) == before
 
 
 MANY, LARGE = 400, 100_000  # images, bytes of each

@@ -104,9 +104,9 @@ def _pairs_jsonl(folder: Path) -> Prepared:
 
 def _submission(folder: Path) -> Prepared:
     """Prepare a submission's listing as `vlp ingest` reads it, and the images it names."""
+    from vlp_models.contrib.ingest.reading import Staging
+    from vlp_models.contrib.ingest.submissions import Submission
     from vlp_models.data.images import ImageError, read_file_inside
-    from vlp_models.ingest.reading import Staging
-    from vlp_models.ingest.submissions import Submission
     from vlp_models.params import load_params
 
     validate = load_params(ROOT / "params.yaml").validate

@@ -15,8 +15,8 @@ from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.contrib.drift.measures import compare, compare_embeddings, describe
 from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.contrib.drift.training_stats import embed, training_stats_path
+from vlp_models.data.batches import PAIRS, batch_folders
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.ingest.index import batch_folders
 from vlp_models.params import Params
 
 MIN_IMAGES = 20  # below it embeddings are not compared
@@ -63,7 +63,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for name in self._batches:
-            with (self._dataset / name / "pairs.jsonl").open(encoding="utf-8") as lines:
+            with (self._dataset / name / PAIRS).open(encoding="utf-8") as lines:
                 for line in lines:
                     row = json.loads(line)
                     if row["split"] == "train":

@@ -18,12 +18,11 @@ from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.curation.duplicates.leakage import BATCH, FINGERPRINTS, batches, describe_match
 from vlp_models.curation.duplicates.search import NearDuplicateIndex, NearRules
+from vlp_models.data.batches import FINGERPRINTS as BATCH_FINGERPRINTS
+from vlp_models.data.batches import PAIRS, batch_folders, ingested_dataset, read_fingerprints
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import FINGERPRINTS as BATCH_FINGERPRINTS
-from vlp_models.ingest.index import PAIRS, batch_folders, read_fingerprints
-from vlp_models.ingest.ingest import dataset_name
 from vlp_models.params import Params
 
 
@@ -76,7 +75,7 @@ class Catalog:
     workspace: Workspace
 
     def __iter__(self) -> Iterator[DatasetImage]:
-        ingested, batches_seen = dataset_name(self.params), set[str]()
+        ingested, batches_seen = ingested_dataset(self.params), set[str]()
         for name in self.params.data:
             # Batches that `prepare` has read: they must not be listed again below.
             for image in read_prepared(require_output(self.workspace.interim(name), f"prepare@{name}")):

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vlp_models.data.batches import batch_folders
 from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, first_line
-from vlp_models.ingest.index import batch_folders
 
 LOCK_TIMEOUT = 120.0  # seconds to wait for another DVC process in the project
 BATCHES_PER_COMMAND = 200

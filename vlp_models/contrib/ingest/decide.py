@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vlp_models.contrib.ingest.index import BATCH_ORIGIN, HashIndex, IndexedImage, unsigned
+from vlp_models.contrib.ingest.reading import Staging
 from vlp_models.curation.duplicates.alignment import align_by_orientation
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.leakage import batches, describe_match, index_in_blocks
 from vlp_models.curation.duplicates.search import HammingIndex, NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnList
 from vlp_models.data.tables import SPLITS
-from vlp_models.ingest.index import BATCH_ORIGIN, HashIndex, IndexedImage, unsigned
-from vlp_models.ingest.reading import Staging
 
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 

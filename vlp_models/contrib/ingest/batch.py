@@ -1,12 +1,4 @@
-"""Write a batch: the accepted pairs of one submission, in an immutable folder named by its content.
-
-<batch>/pairs.jsonl           image, caption, split, and group and lang if the submission names them; the image's hashes
-                              and size; the line it came from
-<batch>/fingerprints.parquet  image fingerprints (curation/duplicates/fingerprints.py), in the order of pairs.jsonl
-<batch>/images/ab/....jpg     by sha256
-<batch>/quarantine.jsonl      every rejected pair, with rule and reason
-<batch>/manifest.json         the submission, the counts, the params
-"""
+"""Write a batch: the accepted pairs of a submission, in a folder named by its content (data/batches.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.ingest.index import BLOCK, FINGERPRINTS, MANIFEST, PAIRS, unsigned
-from vlp_models.ingest.reading import Staging
+from vlp_models.contrib.ingest.index import unsigned
+from vlp_models.contrib.ingest.reading import Staging
+from vlp_models.data.batches import FINGERPRINT_ROWS, FINGERPRINTS, MANIFEST, PAIRS
 
 FORMAT = "vlp-batch/1"
 QUARANTINE = "quarantine.jsonl"
@@ -73,8 +66,7 @@ def write_batch(folder: Path, staging: Staging, about: dict[str, Any]) -> str:
     )
     schema = pa.schema([("image", pa.string()), ("fingerprint", pa.binary())])
     with pq.ParquetWriter(folder / FINGERPRINTS, schema, compression="zstd") as writer:
-        # A fingerprint has several kilobytes, so fewer rows at a time than elsewhere.
-        while block := cursor.fetchmany(BLOCK // 8):
+        while block := cursor.fetchmany(FINGERPRINT_ROWS):
             images, fingerprints = zip(*block, strict=True)
             writer.write_table(pa.table({"image": images, "fingerprint": fingerprints}, schema=schema))
     write_quarantine(folder / QUARANTINE, staging)

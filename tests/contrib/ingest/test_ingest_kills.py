@@ -16,9 +16,9 @@ import pytest
 from ingest_project import ROOT, encoded, held, make_project, make_submission, params_of, picture, simple_submission
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.ingest import batch, index, ingest
+from vlp_models.contrib.ingest import dvc as dvc_commands
 from vlp_models.curation.duplicates import hashes
-from vlp_models.ingest import batch, index, ingest
-from vlp_models.ingest import dvc as dvc_commands
 
 POINTS: dict[str, tuple[Any, str, int, bool]] = {
     # name: (module, function, at which call, after its work)

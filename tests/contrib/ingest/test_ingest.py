@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from hf_folders import write_parquet
 from ingest_project import (
     COUNTS,
     ROOT,
@@ -32,10 +35,12 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.io import hash_path
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.ingest import ingest
+from vlp_models.contrib.ingest.index import HashIndex
 from vlp_models.data.tables import LANGUAGES, read_table
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.ingest import ingest
-from vlp_models.params import IngestParams
+from vlp_models.params import DatasetParams, IngestParams, load_params
 from vlp_models.pipeline.stages import prepare, validate
 
 
@@ -362,3 +367,40 @@ def test_the_last_line_names_what_trains_on_new_pairs(tmp_path: Path, capsys: py
         simple_submission(workspace, f"s{number}", range(number * 2, number * 2 + 2))
         ingest.run(params_of(workspace), workspace)
         assert capsys.readouterr().out.splitlines()[-1].strip() == expected
+
+
+@pytest.mark.parametrize("new_file", [False, True], ids=["overwritten", "replaced"])
+def test_an_image_of_equal_size_and_date_is_hashed_again(tmp_path: Path, new_file: bool) -> None:
+    path, hashed = tmp_path / "a.bmp", list[bytes]()
+    path.write_bytes(b"first")
+
+    def hash_files(paths):
+        for number, name, _ in paths:
+            hashed.append(content := Path(name).read_bytes())
+            fingerprint = SimpleNamespace(to_bytes=lambda: b"")
+            yield number, SimpleNamespace(sha256=content, pixels=content, perceptual=None, fingerprint=fingerprint)
+
+    with closing(HashIndex(tmp_path / "index.sqlite", "own", keypoints=False)) as index:
+        for content in (b"first", b"first", b"other"):
+            if content != path.read_bytes():
+                before = path.stat()
+                if new_file:
+                    path.unlink()
+                path.write_bytes(content)
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            index.sync_source("coco", [("coco/a", "test", str(path))], hash_files)
+    assert hashed == [b"first", b"other"]
+
+
+def test_images_that_prepare_extracts_are_compared(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data" / "raw" / "pets")
+    source = DatasetParams.of(format="hf", root="data/raw/pets")
+    params = dataclasses.replace(load_params(ROOT / "params.yaml"), data={"pets": source})
+    prepare.run(params, Workspace(tmp_path), "pets")
+    out = Workspace(tmp_path).interim("pets")
+    before = hash_path(out)
+    with closing(HashIndex(tmp_path / "index.sqlite", "ingested", keypoints=True)) as index:
+        ingest.index_datasets(index, params, Workspace(tmp_path), has_held_out=True)
+        rows = index.connection.execute("SELECT image_id FROM images").fetchall()
+    assert {row[0] for row in rows} == {row["image_id"] for row in read_table("images", out).to_pylist()}
+    assert hash_path(out) == before

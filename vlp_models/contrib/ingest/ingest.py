@@ -24,11 +24,12 @@ from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace, record_timing
+from vlp_models.contrib.ingest.dvc import fetch, require_project, track
+from vlp_models.contrib.ingest.index import HashIndex
+from vlp_models.contrib.ingest.submissions import DONE, Submission, find_submissions
+from vlp_models.data.batches import MANIFEST, batch_folders, ingested_dataset
 from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, explain_system_error
-from vlp_models.ingest.dvc import fetch, require_project, track
-from vlp_models.ingest.index import MANIFEST, HashIndex, batch_folders
-from vlp_models.ingest.submissions import DONE, Submission, find_submissions
 from vlp_models.params import IngestParams, Params
 
 logger = get_logger(__name__)
@@ -106,7 +107,7 @@ def _ingest_all(
     pending, problems = deque(zip(submissions, entries, strict=True)), []
     for is_last_try in (False, True):
         try:
-            with closing(HashIndex(path, dataset_name(params), keypoints=keypoints)) as index:
+            with closing(HashIndex(path, ingested_dataset(params), keypoints=keypoints)) as index:
                 run = _Run(params, workspace, index, report["notes"])
                 index.sync_batches(run.dataset)
                 while pending:
@@ -182,12 +183,12 @@ def _make_batch(submission: Submission, snapshot: str, partial: Path, run: _Run)
         The batch's name, its counts, and why the submission is rejected, if it is.
     """
     # here: a run without a new submission needs none of them
+    from vlp_models.contrib.ingest import batch as batches
+    from vlp_models.contrib.ingest.decide import decide
+    from vlp_models.contrib.ingest.reading import Staging
     from vlp_models.curation.duplicates.hashes import HashJob
     from vlp_models.curation.duplicates.search import NearRules
     from vlp_models.curation.duplicates.withdrawn import read_withdrawn
-    from vlp_models.ingest import batch as batches
-    from vlp_models.ingest.decide import decide
-    from vlp_models.ingest.reading import Staging
 
     p, limits, workspace = run.params.ingest, run.params.validate, run.workspace
     with closing(Staging(workspace.root / ".work" / "ingest" / "submission.sqlite")) as staging:
@@ -288,12 +289,6 @@ def _shorten(name: str) -> str:
     return f"{encoded[:MAX_NAME].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:12]}"
 
 
-def dataset_name(params: Params) -> str:
-    """Return the name under which params.yaml reads the dataset; "ingested" where it does not."""
-    root = Path(params.ingest.dataset)
-    return next((name for name, source in params.data.items() if Path(source.root) == root), "ingested")
-
-
 @contextmanager
 def _partial_batch(dataset: Path) -> Iterator[Path]:
     """Yield a new folder next to the dataset. Its name is random: no worker of a killed run writes into it."""
@@ -362,7 +357,7 @@ def _finish(report: dict[str, Any], workspace: Workspace, params: Params, check:
 
 def _next_step(params: Params) -> str:
     """Return what to do with new batches: who trains on them, and how to commit them."""
-    p, name = params.ingest, dataset_name(params)
+    p, name = params.ingest, ingested_dataset(params)
     runs = [*params.pretrain.values(), *params.finetune.values()]
     is_read = any(not run.sources or name in run.sources for run in runs)
     commit = f"commit them with `git add {p.dataset}`; " if p.track else ""

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from vlp_models.common.io import stat_file
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
-from vlp_models.data.tables import open_parquet
+from vlp_models.data.batches import FINGERPRINTS, MANIFEST, PAIRS, batch_folders, read_fingerprints
 from vlp_models.errors import DataError, first_line
 
-PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
 BLOCK = 4096
 _VERSION = 5  # of the schema; an index with another version, or with other fingerprints, is rebuilt
 _SCHEMA = """
@@ -289,27 +287,6 @@ def read_batch_manifest(batch: Path) -> dict[str, Any]:
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{batch / MANIFEST}: damaged ({first_line(error)}); run `dvc checkout {batch}.dvc`") from None
-
-
-def batch_folders(dataset: Path) -> list[Path]:
-    """Return the folders of a dataset's complete batches, sorted by name."""
-    return sorted(path.parent for path in dataset.glob(f"*/{MANIFEST}") if not path.parent.name.startswith("."))
-
-
-def read_fingerprints(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (image, fingerprint) of a batch's images in their order.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    try:
-        for block in open_parquet(path).iter_batches(BLOCK // 8):
-            yield from zip(block["image"].to_pylist(), block["fingerprint"].to_pylist(), strict=True)
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path}: missing or damaged ({first_line(error)}); run `dvc checkout {path.parent}.dvc`, or remove the "
-            "batch and ingest its submission again"
-        ) from None
 
 
 def signed(value: int | None) -> int | None:

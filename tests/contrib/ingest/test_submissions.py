@@ -23,10 +23,10 @@ from ingest_project import (
     simple_submission,
 )
 
+from vlp_models.contrib.ingest import ingest
+from vlp_models.contrib.ingest.index import HashIndex
+from vlp_models.contrib.ingest.submissions import find_submissions
 from vlp_models.errors import DataError
-from vlp_models.ingest import ingest
-from vlp_models.ingest.index import HashIndex
-from vlp_models.ingest.submissions import find_submissions
 
 
 def test_unfinished_submission_waits(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_clock_that_was_ahead_delays_no_submission(tmp_path: Path, monkeypatch
 
 
 def test_submission_that_changes_while_read_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vlp_models.ingest import batch
+    from vlp_models.contrib.ingest import batch
 
     workspace = make_project(tmp_path / "p")
     folder = simple_submission(workspace, "moving", range(1, 4))

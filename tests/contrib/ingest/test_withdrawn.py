@@ -11,12 +11,12 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.ingest import ingest
 from vlp_models.curation.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
-from vlp_models.ingest import ingest
 from vlp_models.pipeline.stages import prepare, validate
 
 RULES = NearRules(max_hash_distance=8, keypoints=True)

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlp_models.contrib.ingest.index import BLOCK, signed
+from vlp_models.contrib.ingest.submissions import Submission
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
 from vlp_models.curation.validation.columns import text_columns
@@ -23,8 +25,6 @@ from vlp_models.data.formats.pairs import read_group, read_image_name, read_lang
 from vlp_models.data.images import ImageError
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import DataError
-from vlp_models.ingest.index import BLOCK, signed
-from vlp_models.ingest.submissions import Submission
 from vlp_models.params import ValidateParams
 
 MAX_LISTING = 1 << 30  # bytes

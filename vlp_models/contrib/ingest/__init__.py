@@ -1,0 +1,1 @@
+"""`vlp ingest`: new image-caption pairs from an inbox become batches of a versioned dataset."""
