@@ -35,6 +35,7 @@ BORROWERS = {
     "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets"],
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/drift/test_drift.py": ["ingest"],
+    "contrib/ingest/test_ingest.py": ["hub_datasets"],
     "fuzz/test_fuzz.py": ["imported_features", "ingest", "plugin_kit", "research_formats"],
     "flows/test_deployment.py": ["drift", "ingest"],
     "flows/test_unattended.py": ["drift", "ingest"],
