@@ -42,16 +42,15 @@ PAIRS = {"Fuses", "FusesWords", "GroupsParameters", "ScoresPairs"}
     [
         (
             "tden",
-            set(PROTOCOLS)
-            - {"GeneratesByMasks", "StoresFinished", "Contrasts", "EmbedsPairs", "EncodesCells", "HasFigures"},
+            set(PROTOCOLS) - {"GeneratesByMasks", "StoresFinished", "Contrasts", "EmbedsPairs", "EncodesCells"},
         ),
         (
             "unified_vlp",
             (PAIRS - {"ScoresPairs"}) | {"Generates", "GeneratesByMasks", "PredictsMaskedWords", "StoresFinished"},
         ),
         ("xgpt", {"Generates", "PredictsMaskedWords"}),
-        ("vlmo", PAIRS | {"Contrasts", "Embeds", "EmbedsPairs", "EncodesCells", "HasFigures"}),
-        ("soho", PAIRS | {"EncodesCells", "HasFigures"}),
+        ("vlmo", PAIRS | {"Contrasts", "Embeds", "EmbedsPairs", "EncodesCells"}),
+        ("soho", PAIRS | {"EncodesCells"}),
     ],
 )
 def test_protocols(family: str, own: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""SOHO: images, pairs and losses against slow references; invariances; figures."""
+"""SOHO: images, pairs and losses against slow references; invariances."""
 
 from __future__ import annotations
 
@@ -254,32 +254,3 @@ def test_partial_load_with_another_dictionary_or_head() -> None:
     assert torch.equal(target.backbone.net.conv1.weight, source.backbone.net.conv1.weight)
     with pytest.raises(CheckpointError, match="hidden"):
         load_partial(build(hidden=32), source.state_dict(), vars(source.config))
-
-
-# ---- Figures for the report ------------------------------------------------------------------------------------
-
-
-def test_figure_shows_the_patches_that_each_code_gathers() -> None:
-    model, batch = build(), batch_of(4)
-    (figure,) = model.figures([batch])
-    grid = model.extract_features(batch.image)
-    codes = model.map_to_codes(grid, learn=False)[1]
-    valid = int((codes >= 0).sum())
-    assert f"represent the {valid:,} cells of 4 val images" in figure.about
-    assert len(figure.groups) == len(codes[codes >= 0].unique())
-    counts = []
-    for group in figure.groups:
-        code = int(group.name.removeprefix("code "))
-        counts.append(int((codes == code).sum()))
-        assert group.note.startswith(f"{100 * counts[-1] / valid:.1f}%")
-        assert len({patch.image_id for patch in group.patches}) == len(group.patches) > 0
-        for patch in group.patches:
-            row = batch.image_ids.index(patch.image_id)
-            mask = batch.image.mask_BHW[row]
-            size = mask.any(0).sum(), mask.any(1).sum()
-            column, line = (round(float(patch.box[i] * size[i])) // model.stride for i in (0, 1))
-            cell = line * 4 + column
-            assert codes[row, cell] == code and not (codes[row, :cell] == code).any()
-            assert max(patch.box) <= 1
-    assert counts == sorted(counts, reverse=True)
-    assert build(dictionary_size=0).figures([batch]) == [] and build(resize="crop").figures([batch]) == []

@@ -1,4 +1,4 @@
-"""VLMo's structure: encoders against slow references, routing to experts, invariances, checkpoints, figures."""
+"""VLMo's structure: encoders against slow references, routing to experts, invariances, checkpoints."""
 
 from __future__ import annotations
 
@@ -288,44 +288,3 @@ def test_invalid_inputs_are_refused() -> None:
         model.embed_image(regions)
     with pytest.raises(ParamsError, match="max_positions is 12"):
         model.embed_text(padded(batch.text, 9))
-
-
-def test_figure_counts_tokens_per_expert() -> None:
-    """Images and texts alone go through every vision and language expert; pairs through those below `vl_start`, and
-    then through the vision-language expert."""
-    model, batch = build_tiny(), random_batch(3)
-    words, patches = int(batch.text.mask_BT.sum()), 3 * 16
-    (figure,) = model.figures([batch])
-    notes = {group.name: group.note for group in figure.groups}
-    assert list(notes) == [
-        *(f"layer {layer}, {expert} expert" for layer in (1, 2) for expert in ("vision", "language")),
-        *(f"layer 3, {expert} expert" for expert in ("vision", "language", "vision-language")),
-    ]
-    assert notes["layer 1, vision expert"].startswith(f"{2 * patches} patches (100%)")
-    assert notes["layer 2, language expert"].startswith(f"{2 * words} words (100%)")
-    assert notes["layer 3, vision expert"].startswith(f"{patches} patches (100%)")
-    both = notes["layer 3, vision-language expert"]
-    assert both.startswith(f"{patches} patches") and f"{words} words" in both
-    for group in figure.groups:
-        ids = [patch.image_id for patch in group.patches]
-        assert sorted(ids) == (
-            [] if "language expert" in group.name and "vision" not in group.name else ["a", "b", "c"]
-        )
-    (alone,) = model.figures([dataclasses.replace(batch, image=None)])
-    assert {group.name.split(", ")[1] for group in alone.groups} == {"language expert"}
-    assert build_tiny(feed_forward="shared").figures([batch]) == []
-
-
-def test_figure_shows_the_most_changed_patches() -> None:
-    model, batch = build_tiny(vl_start=3), dataclasses.replace(random_batch(2), text=None)
-    (figure,) = model.figures([batch])
-    block, states = model.blocks[0], []
-    with torch.no_grad(), block.experts["vision"].register_forward_hook(lambda _, x, y: states.extend([x[0], y])):
-        model.image_states(model.encode_image(batch.image), model.biases(0))
-    before, added = states
-    made = ((added * block.expert_scale).norm(dim=-1) / before.norm(dim=-1)).view(2, 17)[:, 1:]
-    shown = {patch.image_id: patch.box for patch in figure.groups[0].patches}
-    assert len(shown) == 2
-    for image_id, values in zip(batch.image_ids, made, strict=True):
-        row, column = divmod(int(values.argmax()), 4)
-        assert shown[image_id] == (column / 4, row / 4, (column + 1) / 4, (row + 1) / 4)

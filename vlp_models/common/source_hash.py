@@ -30,6 +30,7 @@ TABLES = (
     "STRATEGIES",
     "CONTRIB",
     "FAMILIES",
+    "FIGURES",
     "TASKS",
     "FORMATS",
     "VIEW_MODULES",

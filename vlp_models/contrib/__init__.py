@@ -70,7 +70,13 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
-    "report_pictures": {"report_sections": {"pictures": "vlp_models.contrib.report_pictures.section:pictures"}},
+    "report_pictures": {
+        "figures": {
+            "vlmo": "vlp_models.contrib.report_pictures.vlmo_experts:figures",
+            "soho": "vlp_models.contrib.report_pictures.soho_codes:figures",
+        },
+        "report_sections": {"pictures": "vlp_models.contrib.report_pictures.section:pictures"},
+    },
     "research_formats": {
         "formats": {
             "nlvr": "vlp_models.contrib.research_formats.nlvr:read",

@@ -34,6 +34,8 @@ FAMILIES = Table(
 )
 # Objectives that a model's family does not have itself: add, known -> `module:function`, of contrib/shared_objectives
 OBJECTIVES = Table("objectives", {})
+# family -> module:function of (a pretrained model, batches of val images) that returns figures for the report
+FIGURES = Table("figures", {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@
 | GroupsParameters    | learning rates, freezing and optimizers by part           |
 | LoadsPartially      | starting from a checkpoint with another config            |
 | EncodesCells        | vision warm-up                                            |
-| HasFigures          | figures of its own in the report                          |
 
 Every model also has `inputs` (`ModelInputs`, data/inputs.py).
 
@@ -31,7 +30,7 @@ N texts or hypotheses, M masked words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -292,47 +291,4 @@ class EncodesCells(Protocol):
 
     def cells(self, image: Pixels) -> Tensor:
         """Return the image encoder's features of each cell before any text: [B, rows, columns, D]."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patch:
-    """box: x1, y1, x2, y2 as fractions of the image's width and height."""
-
-    image_id: str
-    box: tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    name: str
-    note: str
-    patches: tuple[Patch, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """Groups of image patches for the report, such as those mapped to one code. about: a caption of a sentence or
-    two."""
-
-    title: str
-    about: str
-    groups: tuple[Group, ...]
-
-    @classmethod
-    def from_plain(cls, value: Mapping[str, Any]) -> Figure:
-        groups = []
-        for group in value["groups"]:
-            patches = tuple(Patch(image_id=patch["image_id"], box=tuple(patch["box"])) for patch in group["patches"])
-            groups.append(Group(name=group["name"], note=group["note"], patches=patches))
-        return cls(title=value["title"], about=value["about"], groups=tuple(groups))
-
-
-MAX_FIGURE_IMAGES = 256  # images of the val split that figures are made from
-
-
-@runtime_checkable
-class HasFigures(Protocol):
-    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """Return the figures that the report shows of a pretrained model, from images of the val split."""
         ...

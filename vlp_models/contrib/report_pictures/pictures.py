@@ -13,9 +13,9 @@ from markupsafe import Markup
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.report_pictures.charts import boxes_overlay
+from vlp_models.contrib.report_pictures.model_figures import Figure
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.mapped import ImagePaths
-from vlp_models.models.protocols import Figure
 from vlp_models.params import Params
 
 NARROW = 240  # pixels of a picture's longer side as the page shows it
@@ -137,7 +137,7 @@ class PatchGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFigure:
-    """A figure that a pretrained model saved (`models.protocols.Figure`), with its patches cut from the images."""
+    """A figure that a pretrained model saved (model_figures.py), with its patches cut from the images."""
 
     title: str
     about: str

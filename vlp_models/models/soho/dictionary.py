@@ -15,16 +15,12 @@ Shape suffixes: M features, K codes, D dimension, C candidates, B images, R cell
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vlp_models.data.batch import Pixels
-from vlp_models.models.protocols import Figure, Group, Patch
 from vlp_models.objectives.distributed import gather_rows, sum_over_ranks
 from vlp_models.objectives.moving_average import UpdateAccumulator
 
@@ -178,75 +174,3 @@ class Dictionary(UpdateAccumulator):
         if self.released:
             self.counts[dead] = 1.0
             self.sums[dead] = values
-
-
-# ---- Figure for the report -----------------------------------------------------------------------------------------
-
-SHOWN_CODES, SHOWN_PATCHES = 24, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodedImages:
-    """Images and their codes: codes_BRR int64 [B, rows, columns], -1 in padding."""
-
-    image_ids: tuple[str, ...]
-    image: Pixels
-    codes_BRR: Tensor
-
-
-def dictionary_figures(batches: Iterable[CodedImages], *, codes: int, stride: int) -> list[Figure]:
-    """Return one figure: codes evenly spaced by frequency, the most frequent first, with patches of several images.
-
-    codes: size of the dictionary. stride: pixels per cell side. Returns no figure if there are no images.
-    """
-    cells: Counter[int] = Counter()
-    patches: dict[int, dict[str, Patch]] = {}
-    images: dict[int, set[str]] = {}
-    image_count = 0
-    # Count the cells of each code, and note the first cell of each image that has it, up to `SHOWN_PATCHES` images.
-    for batch in batches:
-        columns = batch.codes_BRR.shape[2]
-        image_count += len(batch.image)
-        rows = zip(batch.image_ids, batch.codes_BRR.flatten(1).tolist(), strict=True)
-        for number, (image_id, codes_R) in enumerate(rows):
-            height, width = _unpadded_size(batch.image, number)
-            for cell, code in enumerate(codes_R):
-                if code < 0:  # padding
-                    continue
-                cells[code] += 1
-                images.setdefault(code, set()).add(image_id)
-                patch_by_image = patches.setdefault(code, {})
-                if image_id not in patch_by_image and len(patch_by_image) < SHOWN_PATCHES:
-                    top, left = stride * (cell // columns), stride * (cell % columns)
-                    box = left / width, top / height, (left + stride) / width, (top + stride) / height
-                    x1, y1, x2, y2 = (round(min(value, 1.0), 4) for value in box)
-                    patch_by_image[image_id] = Patch(image_id=image_id, box=(x1, y1, x2, y2))
-    if not cells:
-        return []
-    # Codes evenly spaced in the order of their frequency
-    ranked = [code for code, _ in cells.most_common()]
-    count = min(SHOWN_CODES, len(ranked))
-    sampled = [ranked[i * len(ranked) // count] for i in range(count)]
-    total = sum(cells.values())
-    groups = tuple(
-        Group(
-            name=f"code {code}",
-            note=f"{100 * cells[code] / total:.1f}% of the cells, in {len(images[code])} images",
-            patches=tuple(patches[code].values()),
-        )
-        for code in sampled
-    )
-    about = (
-        f"{len(ranked)} of {codes} codes of the visual dictionary represent the {total:,} cells of {image_count} val "
-        f"images. Shown are {len(sampled)} codes, most frequent first, each with the first matching cell of several "
-        "images."
-    )
-    return [Figure(title="Patches per code of the visual dictionary", about=about, groups=groups)]
-
-
-def _unpadded_size(image: Pixels, row: int) -> tuple[int, int]:
-    """Return height and width of an image in the batch without padding, in pixels."""
-    if image.mask_BHW is None:
-        return image.pixels_B3HW.shape[2], image.pixels_B3HW.shape[3]
-    mask = image.mask_BHW[row]
-    return int(mask.any(1).sum()), int(mask.any(0).sum())

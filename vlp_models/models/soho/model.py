@@ -39,7 +39,6 @@ words, K packed cells or codes; C channels, H/W pixels, h/w cells of the CNN's m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,9 +59,9 @@ from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad
-from vlp_models.models.protocols import Figure, Fused, Located
+from vlp_models.models.protocols import Fused, Located
 from vlp_models.models.soho.config import SOHOConfig
-from vlp_models.models.soho.dictionary import CodedImages, Dictionary, Quantized, dictionary_figures
+from vlp_models.models.soho.dictionary import Dictionary, Quantized
 from vlp_models.models.soho.pairs import Pairs, hide_codes, make_pairs
 from vlp_models.models.soho.variants import Gate, crop_padding, hide_code_of_one_place, square_padding
 from vlp_models.objectives.loss import Learners, Loss, Part, cross_entropy, learners_by_text
@@ -133,7 +132,7 @@ class Neck(nn.Module):
 
 class SOHO(nn.Module):
     """Implements `Fuses`, `LocatesStates`, `ScoresPairs`, `Pretrains`, `GroupsParameters`, `LoadsPartially`,
-    `EncodesCells`, `HasFigures`, for pixels."""
+    `EncodesCells`, for pixels."""
 
     config_class: ClassVar[type] = SOHOConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -503,27 +502,3 @@ class SOHO(nn.Module):
             if part != "backbone":
                 groups.setdefault(group_of.get(part, "neck"), []).append(parameter)
         return {name: parameters for name, parameters in groups.items() if parameters}
-
-    @torch.no_grad()
-    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """Return a figure of the patches that each code gathers (dictionary.py).
-
-        None without a dictionary, or if images are cropped: the positions of cells in the image files are then unknown.
-        """
-        if self.dictionary is None or self.config.resize == "crop":
-            return []
-        was_training = self.training
-        self.eval()
-
-        def coded_images() -> Iterator[CodedImages]:
-            for batch in batches:
-                assert isinstance(batch.image, Pixels)
-                grid = self.extract_features(batch.image)
-                _, codes_BR, _ = self.map_to_codes(grid, learn=False)
-                codes_BRR = codes_BR.unflatten(1, grid.mask_BRR.shape[1:])
-                yield CodedImages(image_ids=batch.image_ids, image=batch.image, codes_BRR=codes_BRR)
-
-        # Lazily, so that one batch of images is in memory at a time.
-        figures = dictionary_figures(coded_images(), codes=len(self.dictionary.codes), stride=self.stride)
-        self.train(was_training)
-        return figures

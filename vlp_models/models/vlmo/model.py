@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -69,10 +69,9 @@ from vlp_models.models.layers.located import located_cells
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.layers.several_images import add_places, place_embedding
 from vlp_models.models.partial_load import PartialLoad, check_same_config
-from vlp_models.models.protocols import Figure, Fused, Located
+from vlp_models.models.protocols import Fused, Located
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
-from vlp_models.models.vlmo.expert_usage import ExpertUsage
 from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.interpolation import fit_weights
 from vlp_models.models.vlmo.pretraining import (
@@ -95,7 +94,7 @@ TIMM_STEM = "image_embedding.stem.backbone."  # keeps timm's initialization; a p
 
 class VLMo(nn.Module):
     """Implements `Embeds`, `Fuses`, `LocatesStates`, `ScoresPairs`, `Contrasts`, `Pretrains`, `GroupsParameters`,
-    `LoadsPartially`, `EncodesCells`, `HasFigures`, for pixels."""
+    `LoadsPartially`, `EncodesCells`, for pixels."""
 
     config_class: ClassVar[type] = VLMoConfig
     partial_load: ClassVar[PartialLoad] = PartialLoad(
@@ -597,33 +596,6 @@ class VLMo(nn.Module):
                 group = path[0] if path[0] in parts else "heads"
             groups.setdefault(group, []).append(parameter)
         return groups
-
-    @torch.no_grad()
-    def figures(self, batches: Iterable[Batch]) -> list[Figure]:
-        """Return a figure of the tokens that each expert processes (expert_usage.py); none with shared experts."""
-        if self.config.feed_forward == "shared":
-            return []
-        # Each batch runs up to three times: its images alone, its texts alone, and both together.
-        usage = ExpertUsage(self._blocks(), self.config.grid)
-        samples, was_training = 0, self.training
-        self.eval()
-        for batch in batches:
-            samples += len(batch)
-            if batch.image is not None:
-                patches_BSD = self.encode_image(batch.image)
-                with usage.record(batch.image_ids):
-                    self.image_states(patches_BSD, self.biases(0))
-            if batch.text is not None:
-                ids_NT, words = batch.text.ids_BT, Packing.of(batch.text.mask_BT)
-                with usage.record():
-                    self.text_states(ids_NT, words, self.biases(ids_NT.shape[1], image=False))
-            if batch.image is not None and batch.text is not None:
-                owner_N = batch.text.owners(len(batch.image))
-                patches_NSD = patches_BSD if owner_N is None else patches_BSD.index_select(0, owner_N)
-                with usage.record(names_by_text(batch.image_ids, owner_N)):
-                    self.pair_states(patches_NSD, ids_NT, words, self.biases(ids_NT.shape[1]))
-        self.train(was_training)
-        return usage.figures(samples)
 
     def fit_weights(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Adapt the weights of another VLMo to this one's image size and text length (interpolation.py).

@@ -16,7 +16,7 @@ from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
-from vlp_models.models import OBJECTIVES
+from vlp_models.models import FIGURES, OBJECTIVES
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
@@ -133,15 +133,16 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
     # A registered version includes the code that serves it, a training may be sharded or train adapters, ...
-    tables: dict[str, Iterable[str]] = {
-        "register": SERVING_MODULES,
-        "pretrain": [*OBJECTIVES.values(), *STRATEGIES.values()],
-        "finetune": [*ADAPTERS.values(), *STRATEGIES.values()],
-        "report": SECTIONS.values(),
-        "features": REGION_SOURCES.values(),
+    tables: dict[tuple[str, str], Iterable[str]] = {
+        ("stages", "register"): SERVING_MODULES,
+        ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values()],
+        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values()],
+        ("stages", "report"): SECTIONS.values(),
+        ("stages", "features"): REGION_SOURCES.values(),
+        # A pretraining writes figures of its model.
+        **{("models", family): [target] for family, target in FIGURES.items()},
     }
-    more = tables.get(name, ()) if kind == "stages" else ()
-    return hash_sources([module, *more])
+    return hash_sources([module, *tables.get((kind, name), ())])
 
 
 def code_modules() -> dict[str, dict[str, str]]:

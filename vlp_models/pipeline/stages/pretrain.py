@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.common.io import write_json
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, PretrainParams, to_plain
 from vlp_models.params.schema import suggestion
+
+MAX_FIGURE_IMAGES = 256  # images of the val split that figures are made from
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,20 +95,23 @@ def _build(job: TrainingJob) -> Training:
 
 
 def _write_figures(job: TrainingJob, training: Training) -> list[Path]:
-    """Write the figures that a model draws of itself for some val images; an empty list for models without any."""
-    from vlp_models.models.protocols import MAX_FIGURE_IMAGES, HasFigures
+    """Write the figures of a model for some val images; an empty list for families without any."""
+    from vlp_models.models import FIGURES
 
-    model: Any = training.checkpoint.get_submodule("model")  # without the heads of shared objectives
+    model = training.checkpoint.get_submodule("model")  # without the heads of shared objectives
     val, collate, batch_size = training.loaders.val, training.loaders.collate, job.section.batch_size
     figures: list[Any] = []
-    if isinstance(model, HasFigures):
+    family = job.params.models[job.section.model].family
+    if family in FIGURES:
         count = min(len(val), MAX_FIGURE_IMAGES)
         numbers = [i * len(val) // count for i in range(count)]  # evenly spread over val
-        device = next(cast("nn.Module", model).parameters()).device
-        figures = model.figures(
+        device = next(model.parameters()).device
+        # Lazily, so that one batch of images is in memory at a time.
+        batches = (
             collate([val[i] for i in numbers[start : start + batch_size]]).to(device)
             for start in range(0, count, batch_size)
         )
+        figures = import_target(FIGURES[family])(model, batches)
     path = job.workspace.figures(job.name)
     write_json(path, to_plain(figures))
     return [path]

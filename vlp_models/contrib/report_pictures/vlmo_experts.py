@@ -7,17 +7,49 @@ Shape suffixes: M packed tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from vlp_models.models.protocols import Figure, Group, Patch
+from vlp_models.contrib.report_pictures.model_figures import Figure, Group, Patch
+from vlp_models.data.batch import Batch
+from vlp_models.models.layers.packing import Packing
+from vlp_models.models.vlmo.model import VLMo, names_by_text
 from vlp_models.models.vlmo.transformer import MoMEBlock
 
 SHOWN_PATCHES = 8  # per expert, each from another image
+
+
+@torch.no_grad()
+def figures(model: VLMo, batches: Iterable[Batch]) -> list[Figure]:
+    """Return a figure of the tokens that each expert processes; none with shared experts."""
+    if model.config.feed_forward == "shared":
+        return []
+    # Each batch runs up to three times: its images alone, its texts alone, and both together.
+    usage = ExpertUsage(cast("list[MoMEBlock]", list(model.blocks)), model.config.grid)
+    samples, was_training = 0, model.training
+    model.eval()
+    for batch in batches:
+        samples += len(batch)
+        if batch.image is not None:
+            patches_BSD = model.encode_image(batch.image)
+            with usage.record(batch.image_ids):
+                model.image_states(patches_BSD, model.biases(0))
+        if batch.text is not None:
+            ids_NT, words = batch.text.ids_BT, Packing.of(batch.text.mask_BT)
+            with usage.record():
+                model.text_states(ids_NT, words, model.biases(ids_NT.shape[1], image=False))
+        if batch.image is not None and batch.text is not None:
+            owner_N = batch.text.owners(len(batch.image))
+            patches_NSD = patches_BSD if owner_N is None else patches_BSD.index_select(0, owner_N)
+            with usage.record(names_by_text(batch.image_ids, owner_N)):
+                model.pair_states(patches_NSD, ids_NT, words, model.biases(ids_NT.shape[1]))
+    model.train(was_training)
+    return usage.figures(samples)
 
 
 @dataclass
