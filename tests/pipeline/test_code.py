@@ -16,7 +16,7 @@ from vlp_models.models.meta_model import image_kinds
 from vlp_models.params import load_params, read_yaml
 from vlp_models.pipeline.check_params import find_in_use
 from vlp_models.pipeline.dvc.graph import CODE, build_pipeline
-from vlp_models.pipeline.stages.plan import code_modules
+from vlp_models.pipeline.stages.plan import _hash_code, code_modules
 
 
 def package(folder: Path, **files: str) -> Path:
@@ -111,7 +111,7 @@ def declared(stage: str) -> set[str]:
             dep = dep.replace(f"${{item.{key}}}", value)
         if dep.startswith(f"{CODE}/"):
             kind, name = Path(dep).parent.name, Path(dep).stem
-            files |= set(hash_sources([code_modules()[kind][name]]))
+            files |= set(_hash_code(kind, name, code_modules()[kind][name]))
     return files
 
 
