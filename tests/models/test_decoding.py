@@ -159,33 +159,23 @@ def test_set_aside_keeps_the_best_finished_hypothesis():
     assert better
 
 
-def test_samples_follow_the_distribution():
-    model = TableModel(3)
-    generator = torch.Generator().manual_seed(0)
-    drawn = sample(
-        model, images(1), max_len=2, bos_id=BOS, eos_id=EOS, num_samples=20000, generator=generator, temperature=1.0
-    )[0]
-    frequency = Counter(tuple(h.ids) + ((EOS,) if len(h.ids) < 2 else ()) for h in drawn)
-    for ids in all_sentences(2):
-        assert frequency[ids] / 20000 == pytest.approx(math.exp(model.log_probability(0, ids)), abs=0.015)
-    again = sample(
-        model, images(1), max_len=2, bos_id=BOS, eos_id=EOS, num_samples=20000, generator=generator.manual_seed(0)
-    )[0]
-    assert again == drawn
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["generator", "draws"])
+def test_samples_follow_the_distribution(given: bool) -> None:
+    """And given draws give an image the same samples alone and with others."""
+    model, count = TableModel(3), 20000
+    settings = {"max_len": 2, "bos_id": BOS, "eos_id": EOS, "num_samples": count}
 
+    def drawn(number: int):
+        generator = torch.Generator().manual_seed(0)
+        source = {"draws_KT": torch.rand(count, 2, generator=generator)} if given else {"generator": generator}
+        return sample(model, images(number), **source, **settings)
 
-@pytest.mark.slow
-def test_given_draws_follow_the_distribution_independently_of_the_batch():
-    model = TableModel(3)
-    settings = {"max_len": 2, "bos_id": BOS, "eos_id": EOS, "num_samples": 20000}
-    draws = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
-    drawn = sample(model, images(3), draws_KT=draws, **settings)
-    for image, group in enumerate(drawn):
+    groups = drawn(3 if given else 1)
+    for image, group in enumerate(groups):
         frequency = Counter(tuple(h.ids) + ((EOS,) if len(h.ids) < 2 else ()) for h in group)
         for ids in all_sentences(2):
-            wanted = math.exp(model.log_probability(image, ids))
-            assert frequency[ids] / 20000 == pytest.approx(wanted, abs=0.015)
-    assert sample(model, images(1), draws_KT=draws, **settings)[0] == drawn[0], "the same alone and with others"
+            assert frequency[ids] / count == pytest.approx(math.exp(model.log_probability(image, ids)), abs=0.015)
+    assert drawn(1)[0] == groups[0]
 
 
 def test_dropping_finished_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,6 @@ def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> N
     ours.out.load_state_dict(theirs.out_proj.state_dict())
 
 
-def copy(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
-    for ours, theirs in pairs:
-        ours.load_state_dict(theirs.state_dict())
-
-
 @pytest.fixture
 def x() -> torch.Tensor:
     torch.manual_seed(0)
@@ -77,48 +72,6 @@ def test_attention_is_float32_in_mixed_precision_on_a_cpu(x):
     assert torch.equal(mixed, exact), "only what comes in is rounded"
 
 
-def test_block_equals_torch(x):
-    theirs = nn.TransformerEncoderLayer(
-        16, 4, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=False, dtype=torch.float64
-    )
-    ours = TransformerBlock(16, 4, 32, **SIZES).double()
-    copy_attention(ours.attention, theirs.self_attn)
-    copy(
-        [
-            (ours.attention_end.norm, theirs.norm1),
-            (ours.ffn[0], theirs.linear1),
-            (ours.ffn[2], theirs.linear2),
-            (ours.ffn_end.norm, theirs.norm2),
-        ]
-    )
-    expected = theirs(x, src_key_padding_mask=~MASK)
-    torch.testing.assert_close(ours(x, padding_mask(MASK)), expected)
-
-
-def test_decoder_block_equals_torch(x):
-    theirs = nn.TransformerDecoderLayer(
-        16, 4, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=False, dtype=torch.float64
-    )
-    ours = DecoderBlock(16, 4, 32, **SIZES).double()
-    copy_attention(ours.attention, theirs.self_attn)
-    copy_attention(ours.cross, theirs.multihead_attn)
-    copy(
-        [
-            (ours.attention_end.norm, theirs.norm1),
-            (ours.cross_end.norm, theirs.norm2),
-            (ours.ffn[0], theirs.linear1),
-            (ours.ffn[2], theirs.linear2),
-            (ours.ffn_end.norm, theirs.norm3),
-        ]
-    )
-    memory = torch.randn(3, 9, 16, dtype=torch.float64)
-    everything = torch.ones(3, 9, dtype=torch.bool)
-    causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
-    expected = theirs(x, memory, tgt_mask=causal, tgt_key_padding_mask=torch.zeros(3, 6).double())
-    remembered = ours.cross.project(memory)
-    torch.testing.assert_close(ours(x, causal_mask(6), remembered, padding_mask(everything)), expected)
-
-
 def test_pooler_is_a_weighted_mean_of_real_tokens(x):
     pooler, packing = AttentionPooler(16, 8, dropout=0.0).double(), Packing.of(MASK)
     scores = pooler.score(x)[..., 0]
@@ -144,80 +97,6 @@ def test_region_embedding_starts_with_the_mean_of_visible_regions():
     )
     expected = embedding.norm(embedding.features(features) + embedding.locations(locations))
     torch.testing.assert_close(x, expected)
-
-
-def test_features_are_dropped_in_all_regions_of_an_image():
-    torch.manual_seed(1)
-    embedding = RegionEmbedding(32, 16, dropout=0.0, eps=1e-5, feature_dropout=0.5)
-    seen = []
-    embedding.features.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    regions = Regions(
-        features_BRF=torch.ones(2, 3, 32),
-        boxes_BR4=torch.rand(2, 3, 4),
-        class_probs_BRC=torch.zeros(2, 3, 3),
-        mask_BR=torch.tensor([[True, True, True], [True, True, False]]),
-    )
-    hidden_BR = torch.tensor([[False, True, False], [False, False, False]])
-    embedding(regions, hidden_BR)
-    first_SF, second_SF = seen[0].split([4, 3])  # [IMG] and the regions of each image
-    for dropped_SF in (first_SF[[0, 1, 3]], second_SF):
-        assert set(dropped_SF.unique().tolist()) == {0.0, 2.0}
-        assert bool((dropped_SF == dropped_SF[0]).all())
-    assert not first_SF[2].any(), "hidden"
-    assert not torch.equal(first_SF[0], second_SF[0])
-    embedding.eval()
-    embedding(regions)
-    assert bool((seen[1] == 1).all())
-
-
-@pytest.mark.parametrize("more", [{}, {"structure": "single_stream"}, {"separate_ffn": True}])
-def test_tden_feature_dropout(more):
-    config = {"hidden": 16, "heads": 2, "intermediate": 32, "object_layers": 1, "sentence_layers": 1, **more}
-    facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3)
-    model = build_model("tden", {**config, "encoder_layers": 1, "decoder_layers": 1, "feature_dropout": 0.3}, facts)
-    assert model.region_embedding.feature_dropout.p == 0.3
-
-
-@pytest.mark.parametrize("family", ["xgpt", "unified_vlp"])
-def test_feature_dropout_of_the_other_region_models(family):
-    facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=32, num_classes=3)
-    small = {"hidden": 16, "heads": 2, "intermediate": 32, "layers": 1}
-    model = build_model(family, {**small, "feature_dropout": 0.5}, facts)
-    seen = []
-    model.region_embedding.features.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    probabilities = torch.full((2, 3, 3), 1 / 3)
-    regions = Regions(
-        features_BRF=torch.ones(2, 3, 32),
-        boxes_BR4=torch.rand(2, 3, 4),
-        class_probs_BRC=probabilities,
-        mask_BR=torch.ones(2, 3, dtype=torch.bool),
-    )
-    model.region_embedding(regions)
-    model.eval()
-    model.region_embedding(regions)
-    dropped_BRF, kept_BRF = (x.view(2, 3, 32) for x in seen)
-    assert set(dropped_BRF.unique().tolist()) == {0.0, 2.0} and bool((kept_BRF == 1).all())
-    assert torch.equal(dropped_BRF, dropped_BRF[:, :1].expand(-1, 3, -1))
-    assert not torch.equal(dropped_BRF[0], dropped_BRF[1])
-
-
-def test_initial_weights():
-    block = TransformerBlock(256, 4, 512, **SIZES)
-    init_weights(block, 0.02)
-    assert float(block.ffn[0].weight.detach().std()) == pytest.approx(0.02, rel=0.03)
-    assert not block.attention.qkv.bias.any()
-    assert bool((block.ffn_end.norm.weight == 1).all())
-
-
-def test_scalars_keep_their_initial_value():
-    """A temperature or a gate that does not start at 1."""
-    module = nn.Module()
-    module.temperature = nn.Parameter(torch.tensor(0.07))
-    module.norm = nn.LayerNorm(4)
-    nn.init.constant_(module.norm.weight, 3.0)
-    init_weights(module)
-    assert module.temperature.item() == pytest.approx(0.07)
-    assert bool((module.norm.weight == 1).all())
 
 
 def test_packed_tokens_equal_padded_ones(x):
@@ -311,13 +190,69 @@ def test_first_rows_are_those_of_the_first_tokens() -> None:
         packing = Packing.of(mask)
         rows = packing.first_rows()
         assert packing.places_M[rows].tolist() == [i * mask.shape[1] for i in range(len(mask))]
-
-
-@pytest.mark.parametrize("empty", [0, 1, 2])
-def test_sequence_without_a_first_token_is_an_error(empty: int) -> None:
-    mask = MASK.clone()
-    mask[empty] = False
-    with pytest.raises(DataError, match=r"1 of 3 texts in the batch have no first token: a text starts with \[CLS\]"):
-        Packing.of(mask).first_rows()
+    for empty in range(3):  # a sequence without a first token
+        mask = MASK.clone()
+        mask[empty] = False
+        with pytest.raises(
+            DataError, match=r"1 of 3 texts in the batch have no first token: a text starts with \[CLS\]"
+        ):
+            Packing.of(mask).first_rows()
     with pytest.raises(DataError, match="2 of 2 texts"):
         Packing.of(MASK[:2, :0]).first_rows()
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_block_equals_torch(x, decodes):
+    theirs_class = nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer
+    theirs = theirs_class(16, 4, 32, dropout=0.0, activation="gelu", batch_first=True, dtype=torch.float64)
+    ours = (DecoderBlock if decodes else TransformerBlock)(16, 4, 32, **SIZES).double()
+    copy_attention(ours.attention, theirs.self_attn)
+    norms = [ours.attention_end.norm, ours.ffn_end.norm]
+    if decodes:
+        copy_attention(ours.cross, theirs.multihead_attn)
+        norms.insert(1, ours.cross_end.norm)
+    for number, norm in enumerate(norms, 1):
+        norm.load_state_dict(getattr(theirs, f"norm{number}").state_dict())
+    for layer, linear in ((ours.ffn[0], theirs.linear1), (ours.ffn[2], theirs.linear2)):
+        layer.load_state_dict(linear.state_dict())
+    if not decodes:
+        torch.testing.assert_close(ours(x, padding_mask(MASK)), theirs(x, src_key_padding_mask=~MASK))
+        return
+    memory, everything = torch.randn(3, 9, 16, dtype=torch.float64), torch.ones(3, 9, dtype=torch.bool)
+    causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
+    expected = theirs(x, memory, tgt_mask=causal, tgt_key_padding_mask=torch.zeros(3, 6).double())
+    projected = ours.cross.project(memory)
+    torch.testing.assert_close(ours(x, causal_mask(6), projected, padding_mask(everything)), expected)
+
+
+@pytest.mark.parametrize("family", ["tden", "unified_vlp", "xgpt"])
+def test_features_are_dropped_in_all_regions_of_an_image(family):
+    small = {"hidden": 16, "heads": 2, "intermediate": 32, "feature_dropout": 0.5}
+    facts = DataFacts(vocab_size=20, mask_id=4, feature_dim=32, num_classes=3)
+    torch.manual_seed(1)
+    embedding, seen = build_model(family, small, facts).region_embedding, []
+    embedding.features.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    regions = Regions(
+        features_BRF=torch.ones(2, 3, 32),
+        boxes_BR4=torch.rand(2, 3, 4),
+        class_probs_BRC=torch.full((2, 3, 3), 1 / 3),
+        mask_BR=torch.ones(2, 3, dtype=torch.bool),
+    )
+    embedding(regions)
+    embedding.eval()(regions)
+    # TDEN has [IMG], the mean of the regions, before the regions of each image.
+    dropped, kept = (x.view(2, -1, 32) for x in seen)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0} and bool((kept == 1).all())
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    assert not torch.equal(dropped[0], dropped[1])
+
+
+def test_initial_weights():
+    block = TransformerBlock(256, 4, 512, **SIZES)
+    block.temperature = nn.Parameter(torch.tensor(0.07))  # a scalar keeps its value
+    nn.init.constant_(block.ffn_end.norm.weight, 3.0)
+    init_weights(block, 0.02)
+    assert float(block.ffn[0].weight.detach().std()) == pytest.approx(0.02, rel=0.03)
+    assert not block.attention.qkv.bias.any()
+    assert bool((block.ffn_end.norm.weight == 1).all())
+    assert block.temperature.item() == pytest.approx(0.07)

@@ -154,25 +154,6 @@ def test_image_without_regions_is_no_target_of_moc(tiny, batch):
     torch.testing.assert_close(found.mean, alone.mean)
 
 
-def test_texts_that_share_an_image_equal_texts_with_copies(tiny, batch):
-    """Two sentences of the last image and none of the first equal a batch with a copy for each sentence."""
-    model, owner = tiny(ism_negatives="hardest"), torch.tensor([3, 1, 3, 2])
-    ids = tuple(batch.image_ids[i] for i in owner)
-    shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owner))
-    copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
-    words = batch.text.mask_BT & (torch.arange(9) % 3 == 1) & batch.text.has_next_BT
-    regions = batch.image.mask_BR & (torch.arange(5) % 2 == 0)
-    totals = []
-    for one, hidden in ((shared, regions), (copied, regions[owner])):
-        corruption = Corruption(
-            ids_BT=batch.text.ids_BT.masked_fill(words, 4), words_BT=words, regions_BR=hidden, hidden_BR=hidden
-        )
-        done = model.masked_pass(one, corruption, model.encode_corrupted(one, corruption), dict.fromkeys(ALL))
-        totals.append({name: loss.mean for name, loss in done.losses.items()})
-    for name in ALL:
-        torch.testing.assert_close(totals[0][name], totals[1][name], rtol=0, atol=1e-12, msg=name)
-
-
 @pytest.mark.parametrize("source", ["unimodal", "cross_modal"])
 def test_a_batch_of_one_is_no_error_where_what_reads_words_is_frozen(tiny, make_batch, source):
     model = tiny(ism_source=source)

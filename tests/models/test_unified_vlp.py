@@ -12,9 +12,7 @@ from tiny_unified_vlp import FACTS, MASK, VARIANTS, Slow, scored, tiny_unified_v
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.models import build_model
-from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.partial_load import load_partial
-from vlp_models.models.unified_vlp.regions import compat_geometry
 from vlp_models.objectives.masked_modeling import Corruption
 
 NAMES = list(VARIANTS)
@@ -85,22 +83,6 @@ def test_vqa_feature_is_cls_times_sep(batch, name):
         np.testing.assert_allclose(pooled[i].numpy(), np.maximum(slow.linear("fusion", both), 0), atol=1e-10)
 
 
-def test_attention_masks_equal_the_papers():
-    """Figure 2, right, for every length and both objectives."""
-    regions, tokens = 3, 5
-    for seq2seq in (False, True):
-        for length in range(1, tokens + 1):
-            real = torch.tensor([[True] * (1 + regions) + [i < length for i in range(tokens)]])
-            found = prefix_mask(real, regions + 2, torch.tensor([seq2seq]))[0, 0]
-            for j in range(1 + regions + tokens):
-                for k in range(1 + regions + tokens):
-                    seen = real[0, k] and (not seq2seq or k < regions + 2 or k <= j)
-                    assert bool(found[j, k]) == bool(seen), (seq2seq, length, j, k)
-    assert torch.equal(
-        prefix_mask(real, regions + 2, None).expand(1, 1, 9, 9), prefix_mask(real, regions + 2, torch.tensor([False]))
-    )
-
-
 def test_seq2seq_depends_on_earlier_words_and_bidirectional_on_all(batch):
     model = tiny_unified_vlp()
     words = torch.zeros_like(batch.text.mask_BT)
@@ -116,28 +98,6 @@ def test_seq2seq_depends_on_earlier_words_and_bidirectional_on_all(batch):
         before, after = predictions(batch.text.ids_BT), predictions(ids)
         assert torch.equal(before["seq2seq"], after["seq2seq"]) is (changed > 1)
         assert not torch.allclose(before["bidirectional"][0], after["bidirectional"][0])
-
-
-def test_class_probabilities_are_read_only_as_input(batch):
-    probs = batch.image.class_probs_BRC.flip(-1)
-    other = dataclasses.replace(batch, image=dataclasses.replace(batch.image, class_probs_BRC=probs))
-    for name, reads in (("paper", True), ("public code", True), ("pretext", False), ("no classes", False)):
-        model = tiny_unified_vlp(**VARIANTS[name])
-        same = torch.equal(model.fuse(batch.image, batch.text).pooled_BP, model.fuse(other.image, batch.text).pooled_BP)
-        assert same is not reads, name
-
-
-def test_compat_geometry_is_relative_to_the_largest_coordinates(batch):
-    """Of real regions only; the image's sides and their unit have no effect."""
-    image = batch.image
-    real = image.mask_BR
-    found = compat_geometry(image)
-    assert found[..., :4].masked_fill(~real[..., None], 0).unflatten(-1, (2, 2)).amax((1, 2)) == pytest.approx(1.0)
-    sides = torch.tensor([0.4, 0.9, 0.4, 0.9], dtype=torch.float64)
-    smaller = dataclasses.replace(image, boxes_BR4=image.boxes_BR4 * sides)
-    torch.testing.assert_close(compat_geometry(smaller)[real], found[real])
-    blank = compat_geometry(image.blanked())
-    assert blank.isfinite().all()
 
 
 def test_longest_text_trains(batch):

@@ -21,7 +21,7 @@ from vlp_models.models.vlmo.interpolation import (
     resize_text_biases,
     spline_matrix,
 )
-from vlp_models.models.vlmo.transformer import MoMEBlock, Route, image_index, text_index
+from vlp_models.models.vlmo.transformer import MoMEBlock, Route
 from vlp_models.params import OptimizerParams, to_plain
 from vlp_models.params.runs import GroupParams
 from vlp_models.training.optim import Freezing, build_optimizer
@@ -145,20 +145,6 @@ def test_cached_biases_are_valid_until_a_weight_changes() -> None:
         state = {name: tensor.clone() for name, tensor in build_tiny().state_dict().items()}
         model.load_state_dict(state)
         assert torch.allclose(pooled(batch.text), fresh[0], rtol=0, atol=1e-13)
-
-
-def test_bias_indices_match_their_definition() -> None:
-    index, span = image_index(3), 5
-    for i in range(1, 10):
-        for j in range(1, 10):
-            y, x = (i - 1) // 3 - (j - 1) // 3, (i - 1) % 3 - (j - 1) % 3
-            assert index[i, j] == (y + 2) * span + x + 2
-    assert (index[0, 1:] == 25).all() and (index[1:, 0] == 26).all() and index[0, 0] == 27
-    text = text_index(5, 7)
-    for i in range(1, 5):
-        for j in range(1, 5):
-            assert text[i, j] == j - i + 5
-    assert (text[0, 1:] == 11).all() and (text[1:, 0] == 12).all() and text[0, 0] == 13
 
 
 @pytest.mark.parametrize("route", ["each", "vision_language"])

@@ -237,18 +237,6 @@ def test_each_sample_learns_only_its_objectives() -> None:
     assert all(loss.mean.item() == 0.0 for loss in empty.values())
 
 
-def test_texts_sharing_an_image_equal_texts_with_an_image_each() -> None:
-    model, batch, owner = build_tiny(contrast="both"), random_batch(), torch.tensor([3, 1, 3, 2])
-    ids = tuple(batch.image_ids[i] for i in owner)
-    copied = dataclasses.replace(batch, image=batch.image.select(owner), image_ids=ids)
-    text = dataclasses.replace(batch.text, owner_N=owner)
-    names = ("itc", "itm", "mlm")
-    expected = losses(model, copied, names)
-    found = losses(model, dataclasses.replace(batch, text=text), names)
-    for name in names:
-        torch.testing.assert_close(found[name].mean, expected[name].mean, rtol=0, atol=1e-12, msg=name)
-
-
 def test_two_texts_of_one_image_are_not_negatives() -> None:
     model, batch = build_tiny(), random_batch(2)
     batch = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=torch.tensor([0, 0])))

@@ -29,17 +29,6 @@ def losses(model: XGPT, batch: Batch, asked: Any = None, seed: int = 0) -> dict[
     return model.pretraining_losses(batch, objectives=objectives, generator=generator, mask_probability=0.15)
 
 
-def test_texts_that_share_an_image_equal_texts_with_copies(make_batch: Any) -> None:
-    owners = torch.tensor([2, 0, 2, 1])
-    for name in ("paper", "merged", "one stack"):
-        model, batch = tiny_xgpt(**VARIANTS[name]), make_batch()
-        shared = dataclasses.replace(batch, text=dataclasses.replace(batch.text, owner_N=owners))
-        apart = dataclasses.replace(batch, image=batch.image.select(owners))
-        one, other = losses(model, shared), losses(model, apart)
-        for key in one:
-            torch.testing.assert_close(one[key].mean, other[key].mean, rtol=1e-10, atol=0, msg=key)
-
-
 def test_keys_of_an_image_are_projected_once(make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four images and two layers: eight rows are projected, however many hypotheses and steps follow."""
     model, batch, seen = tiny_xgpt(), make_batch(), []

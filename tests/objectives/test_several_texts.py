@@ -58,15 +58,32 @@ def test_a_sample_may_be_an_image_with_several_texts(
         torch.testing.assert_close(found[name].sum, expected[name].sum, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("source", ["unimodal", "cross_modal"])
-def test_tden_ranks_texts_that_share_an_image(source: str, scenes: SampleScenes) -> None:
-    trial = build_trial("tden", small_config("tden") | {"ism_source": source}, scenes)
+@pytest.mark.parametrize(
+    ("family", "names", "config"),
+    [
+        ("tden", ("mlm", "msg", "ism"), {}),  # `moc` draws regions by image
+        ("tden", ("ism",), {"ism_source": "cross_modal"}),
+        ("tden", ("ism",), {"ism_negatives": "hardest"}),
+        ("vlmo", ("itc", "itm", "mlm"), {"contrast": "both"}),
+        ("xgpt", OWN[2][1], {"cross_attention": "shared_merged"}),
+        ("xgpt", OWN[2][1], {"structure": "enc"}),
+        *OWN[1:3],
+    ],
+)
+def test_texts_that_share_an_image_equal_texts_with_copies(
+    family: str, names: tuple[str, ...], config: dict[str, Any], scenes: SampleScenes
+) -> None:
+    trial = build_trial(family, small_config(family) | config, scenes)
     model: Any = trial.model.eval()
     shared, copied = (
         model.pretraining_losses(
-            batch_of(trial, shared=shared), objectives={"ism": None}, generator=generator(3), mask_probability=SHARE
-        )["ism"]
+            batch_of(trial, shared=shared),
+            objectives=dict.fromkeys(names),
+            generator=generator(3),
+            mask_probability=SHARE,
+        )
         for shared in (True, False)
     )
-    assert float(shared.count) == float(copied.count)
-    torch.testing.assert_close(shared.sum, copied.sum)
+    for name in names:
+        assert 0 < float(shared[name].count) == float(copied[name].count)
+        torch.testing.assert_close(shared[name].sum, copied[name].sum)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES, DataFacts, build_model
@@ -21,7 +18,6 @@ from vlp_models.params.schema import build
 from vlp_models.training.optim import (
     block_matrices,
     build_optimizer,
-    build_scheduler,
     learning_rate_factor,
     parameter_groups,
 )
@@ -106,34 +102,3 @@ def test_muon_finds_the_blocks_of_every_family(family: str) -> None:
     parts = [m for m in model.modules() if isinstance(m, MultiHeadAttention | FeedForward | AttentionOnAttention)]
     of_parts = {id(m.weight) for part in parts for m in part.modules() if isinstance(m, nn.Linear)}
     assert of_parts and taken == of_parts
-
-
-def test_combined_optimizer_resumes_on_schedule() -> None:
-    def steps(module: nn.ModuleDict, optimizer: torch.optim.Optimizer, schedule: LRScheduler, n: int) -> None:
-        for k in range(n):
-            optimizer.zero_grad()
-            x = module["words"](torch.tensor([[k % 5, 1, 2]]))
-            module["head"](module["block"](x)).square().sum().backward()
-            optimizer.step()
-            schedule.step()
-
-    whole = blocks_and_head()
-    optimizer = build_optimizer(whole, MUON)
-    schedule = build_scheduler(optimizer, 8, MUON)
-    steps(whole, optimizer, schedule, 3)
-    weights = copy.deepcopy(whole.state_dict())
-    states = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
-    rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == pytest.approx([1e-3, 1e-3, 3e-3])  # warm-up has ended, for each at its own rate
-    steps(whole, optimizer, schedule, 3)
-
-    resumed = blocks_and_head()
-    resumed.load_state_dict(weights)
-    optimizer = build_optimizer(resumed, MUON)
-    schedule = build_scheduler(optimizer, 8, MUON)
-    optimizer.load_state_dict(states[0])
-    schedule.load_state_dict(states[1])
-    assert [group["lr"] for group in optimizer.param_groups] == rates
-    steps(resumed, optimizer, schedule, 3)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name

@@ -193,22 +193,6 @@ def test_two_passes_and_contrast_over_updates_are_for_own_objectives(scenes: Sam
 
 
 @pytest.mark.parametrize(("family", "name"), CELLS)
-def test_each_shared_objective_trains(family: str, name: str, scenes: SampleScenes) -> None:
-    """The loss of eight pairs with fixed masks falls, below that of the same negatives in `itm`'s two classes."""
-    trial, model = with_objectives(family, scenes, name)
-    batch = batch_of(trial, step=2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    values = []
-    for _ in range(30):
-        loss = loss_of(model, batch, name)
-        optimizer.zero_grad()
-        loss.mean.backward()
-        optimizer.step()
-        values.append(float(loss.mean.detach()))
-    assert values[-1] < 0.8 * values[0], values
-
-
-@pytest.mark.parametrize(("family", "name"), CELLS)
 def test_batch_of_one_and_no_learners(family: str, name: str, scenes: SampleScenes) -> None:
     trial, model = with_objectives(family, scenes, name)
     alone = loss_of(model, batch_of(trial, 1), name)
@@ -267,23 +251,13 @@ def test_gradient_is_the_finite_difference(family: str, name: str, scenes: Sampl
     ways = {n: torch.randn_like(p) for n, p in model.named_parameters()}
     slope = sum((p.grad * ways[n]).sum() for n, p in model.named_parameters() if p.grad is not None)
     ends = []
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
     for step in (1e-7, -1e-7):
         with torch.no_grad():
-            moved = {n: p + step * ways[n] for n, p in model.named_parameters()}
-            losses = torch.func.functional_call(
-                _Sum(model, batch, name), {f"model.{n}": p for n, p in moved.items()}, ()
-            )
-        ends.append(losses)
+            for n, p in model.named_parameters():
+                p.copy_(start[n] + step * ways[n])
+            ends.append(loss_of(model, batch, name).sum)
     torch.testing.assert_close((ends[0] - ends[1]) / 2e-7, slope, rtol=1e-4, atol=1e-5)
-
-
-class _Sum(nn.Module):
-    def __init__(self, model: PretrainingModel, batch: Batch, name: str) -> None:
-        super().__init__()
-        self.model, self.batch, self.name = model, batch, name
-
-    def forward(self) -> Tensor:
-        return loss_of(self.model, self.batch, self.name).sum
 
 
 def in_float64(batch: Batch) -> Batch:
