@@ -168,4 +168,4 @@ cli.main()
 def test_log_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     record = logging.LogRecord("vlp_models.x", logging.WARNING, "x.py", 1, "cannot reach %s", (URI,), None)
     StderrHandler().handle(record)
-    assert capsys.readouterr().err == "warning: cannot reach http://***@127.0.0.1:9\n"
+    assert capsys.readouterr().err == "warning: cannot reach http://***@127.0.0.1:9/mlflow?token=***&page=2\n"
