@@ -28,7 +28,7 @@ from vlp_models.contrib import CONTRIB as FOLDERS
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
-    "cli/test_presets.py": ["augment", "research_formats"],
+    "cli/test_presets.py": ["augment", "public_weights", "research_formats"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
@@ -40,6 +40,7 @@ BORROWERS = {
     "flows/test_deployment.py": ["drift", "ingest"],
     "flows/test_unattended.py": ["drift", "ingest"],
     "models/test_images_per_text.py": ["plugin_kit"],
+    "models/test_vlmo_cnn_stem.py": ["public_weights"],
     "pipeline/test_cache_types.py": ["export"],
     "objectives/test_several_texts.py": ["plugin_kit"],
     "training/test_distributed_losses.py": ["fsdp"],
@@ -53,6 +54,8 @@ BORROWERS = {
     "synthetic/test_scene_pairs.py": ["research_formats"],
     "synthetic/test_scene_vcr.py": ["research_formats"],
     "end_to_end/test_new_model.py": ["drift"],
+    "end_to_end/test_flickr8k.py": ["public_weights"],
+    "end_to_end/test_own_pairs.py": ["public_weights"],
 }
 # A folder of contrib can be deleted: its tests are ignored then.
 collect_ignore = [

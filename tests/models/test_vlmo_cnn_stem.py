@@ -16,11 +16,11 @@ from tiny_vlmo import FACTS, build_tiny, random_batch
 from torch import Tensor
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.public_weights.timm import read_timm
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.models.convert.mapping import ImportRequest
-from vlp_models.models.convert.timm import read_timm
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain

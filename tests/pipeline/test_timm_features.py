@@ -130,7 +130,7 @@ def test_missing_package_is_reported_before_anything_is_computed(workspace: Work
         plan.run(missing, workspace)
     assert not workspace.plan.exists()
     assert named_sources(missing, regions=False) == [], "a model that reads pixels needs no backbone"
-    words = dataclasses.replace(missing.models["tden"], text_init="package:no-such-words")
-    grid = dataclasses.replace(params_with(features={"source": "grid"}), models={"tden": words})
-    with pytest.raises(MissingToolError, match=r"`models\.tden\.text_init: package:no-such-words`: not installed"):
+    words = dataclasses.replace(missing.tokenizer, source="vocab", vocab="package:no-such-words")
+    grid = dataclasses.replace(params_with(features={"source": "grid"}), tokenizer=words)
+    with pytest.raises(MissingToolError, match=r"`tokenizer\.vocab: package:no-such-words`: not installed"):
         plan.run(grid, workspace)

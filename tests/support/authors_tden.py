@@ -53,12 +53,12 @@ from bert_shapes import Shapes, bert_shapes
 from public_tden import PUBLIC
 from torch import Tensor, nn
 
+from vlp_models.contrib.public_weights.tden import convert_bert
 from vlp_models.data.batch import Batch
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.retrieval import rank, score_ranks
 from vlp_models.models import build_model
 from vlp_models.models.convert.mapping import ImportedModel
-from vlp_models.models.convert.tden import convert_bert
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing

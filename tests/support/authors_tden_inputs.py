@@ -20,7 +20,7 @@ import torch
 from public_tden import PUBLIC, public_layout, public_task_layout
 from torch import Tensor, nn
 
-from vlp_models.contrib.authors_checkpoints.tden import read_xmodaler
+from vlp_models.contrib.public_weights.tden import read_xmodaler
 from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.models import DataFacts, build_model

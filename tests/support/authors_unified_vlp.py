@@ -17,7 +17,7 @@ import torch
 from bert_shapes import add_linear, bert_shapes
 from torch import Tensor
 
-from vlp_models.contrib.authors_checkpoints.unified_vlp import read_unified_vlp
+from vlp_models.contrib.public_weights.unified_vlp import read_unified_vlp
 from vlp_models.data.batch import Batch, ScoredRegions, Text
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest

@@ -16,14 +16,14 @@ import torch
 from plain_vlmo import random_state
 from torch import Tensor
 
-from vlp_models.contrib.authors_checkpoints.vlmo import read_vlmo
+from vlp_models.contrib.public_weights.vlmo import read_vlmo
+from vlp_models.contrib.public_weights.vlmo_images import convert_beit
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, rank, score_ranks
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
-from vlp_models.models.convert.vlmo_images import convert_beit
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo

@@ -300,9 +300,9 @@ TABLE = [
     ),
     M(
         "package is missing",
-        "use --set models.tden.text_init=package:no-bert",
+        "use --set tokenizer.source=vocab --set tokenizer.vocab=package:no-bert",
         nothing,
-        r"`models\.tden\.text_init: package:no-bert`: not installed; install it with",
+        r"`tokenizer\.vocab: package:no-bert`: not installed; install it with",
     ),
     M("params.yaml is read-only", "use presets/longer.yaml", mode(".", 0o555), r"permission denied"),
     M(

@@ -1,5 +1,5 @@
 """A plain VLMo on weights in the public layout: the reference of
-tests/contrib/authors_checkpoints/test_vlmo_convert.py.
+tests/contrib/public_weights/test_vlmo_convert.py.
 
 Softmax is explicit, each pass gathers all layers' biases from a single table, and texts stay padded to their full
 length, masked. It imports nothing from vlp_models.

@@ -37,6 +37,7 @@ TABLES = (
     "METRICS",
     "SECTIONS",
     "GENERATORS",
+    "WEIGHTS",
     "READERS",
     "IMAGE_READERS",
     "STAGES",

@@ -12,7 +12,6 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},
     },
-    "authors_checkpoints": {},
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
@@ -70,6 +69,23 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
+    "public_weights": {
+        "weights": {
+            "text_init": "vlp_models.contrib.public_weights.bert:read_bert",
+            "image_init": "vlp_models.contrib.public_weights.timm:read_timm",
+        },
+        "text_readers": {
+            "tden": "vlp_models.contrib.public_weights.tden:convert_bert",
+            "unified_vlp": "vlp_models.contrib.public_weights.unified_vlp:convert_bert",
+            "xgpt": "vlp_models.contrib.public_weights.xgpt:convert_bert",
+            "vlmo": "vlp_models.contrib.public_weights.vlmo:convert_bert",
+            "soho": "vlp_models.contrib.public_weights.soho:convert_bert",
+        },
+        "image_readers": {
+            "soho": "vlp_models.contrib.public_weights.soho:read_timm_backbone",
+            "vlmo": "vlp_models.contrib.public_weights.vlmo_images:read_timm_weights",
+        },
+    },
     "report_pictures": {
         "figures": {
             "vlmo": "vlp_models.contrib.report_pictures.vlmo_experts:figures",

@@ -60,12 +60,12 @@ def check_runs(params: Params) -> None:
         )
     # models, and what they read
     for name, model in params.models.items():
-        _check_model(name, model)
         if model.text_init and params.tokenizer.special_tokens:
             raise ParamsError(
                 f"params.yaml: `models.{name}.text_init` does not work with `tokenizer.special_tokens`; remove one of "
                 "them"
             )
+        _check_model(name, model)
     required_content(
         model_inputs(params.models),
         params.shards.pixels,
@@ -109,13 +109,16 @@ def _check_evaluate(params: Params) -> None:
 
 def _check_model(name: str, model: ModelParams) -> None:
     from vlp_models.models import FAMILIES
-    from vlp_models.models.convert import IMAGE_READERS, READERS
+    from vlp_models.models.convert import IMAGE_READERS, READERS, WEIGHTS
     from vlp_models.models.protocols import EncodesCells
 
     where, init = f"params.yaml: `models.{name}", model.image_init
     if model.family not in FAMILIES:
         raise ParamsError(f"{where}.family: {model.family}`: no such family{suggestion(model.family, FAMILIES)}")
     built = meta_model(model, f"models.{name}.config")
+    for key in ("text_init", "image_init"):
+        if getattr(model, key) and key not in WEIGHTS:
+            raise MissingToolError(f"{where}.{key}` needs vlp_models/contrib/public_weights, which is not installed")
     if model.text_init and model.family not in READERS:
         raise ParamsError(
             f"{where}.text_init`: a {model.family} cannot start from BERT weights; {', '.join(READERS)} can"

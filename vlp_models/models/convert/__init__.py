@@ -1,30 +1,17 @@
-"""Convert other programs' checkpoints to the families' names and configs.
+"""Weights of other programs that a model starts from, and who reads them: contrib/public_weights, and plugins.
 
-mapping.py is what all converters share; bert.py and timm.py read BERT's and timm's weights for any family that has a
-place for them; one file a family maps the checkpoints of its authors' code.
+A reader gets a source and a `mapping.ImportRequest`, and returns a `mapping.ImportedModel`.
 """
 
 from __future__ import annotations
 
 from vlp_models.common.plugins import Table
 
-# family -> module:function(state, config.json of the BERT, the family's config) -> bert.ConvertedBert
-READERS = Table(
-    "text_readers",
-    {
-        "tden": "vlp_models.models.convert.tden:convert_bert",
-        "unified_vlp": "vlp_models.models.convert.unified_vlp:convert_bert",
-        "xgpt": "vlp_models.models.convert.xgpt:convert_bert",
-        "vlmo": "vlp_models.models.convert.vlmo:convert_bert",
-        "soho": "vlp_models.models.convert.soho:convert_bert",
-    },
-)
+# text_init: a BERT's folder, image_init: timm's weights -> module:function(source, ImportRequest) -> ImportedModel
+WEIGHTS = Table("weights", {})
+
+# family -> module:function(state, config.json of the BERT, the family's config) -> public_weights.bert.ConvertedBert
+READERS = Table("text_readers", {})
 
 # family -> module:function(source, mapping.ImportRequest) -> mapping.ImportedModel, for timm's weights
-IMAGE_READERS = Table(
-    "image_readers",
-    {
-        "soho": "vlp_models.models.convert.soho:read_timm_backbone",
-        "vlmo": "vlp_models.models.convert.vlmo_images:read_timm_weights",
-    },
-)
+IMAGE_READERS = Table("image_readers", {})

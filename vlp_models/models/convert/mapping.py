@@ -1,8 +1,7 @@
-"""State-dict mapping: weights of another program, mapped name by name so that none is missed or left over."""
+"""Weights of other programs: what a reader gets and returns, and mapping them name by name so that none is missed."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,28 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vlp_models.common.state_dicts import read_state_dict
 from vlp_models.errors import CheckpointError, shorten_list
 from vlp_models.models import DataFacts
 from vlp_models.params.schema import build
 
 T = TypeVar("T")
-__all__ = ["ImportRequest", "ImportedModel", "StateDictMapping", "read_json", "read_state_dict"]
-
-
-def read_json(file: Path, kind: type = dict) -> Any:
-    """Read a JSON file of another program.
-
-    Raises:
-        CheckpointError: the file cannot be read, or holds no `kind` (dict or list).
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
-    return value
 
 
 class StateDictMapping:
@@ -128,18 +110,6 @@ class StateDictMapping:
         """Remove the weights below `head.` and return them without that prefix: a task's classifier."""
         names = [name for name in self.weights if name.startswith("head.")]
         return {name.removeprefix("head."): self.weights.pop(name) for name in names}
-
-
-def choose_heads(heads: int, hidden: int) -> int:
-    """Return the number of attention heads: `heads`, or one per 64 dimensions as in BERT if it is 0.
-
-    Raises:
-        CheckpointError: it does not divide `hidden`.
-    """
-    heads = heads or max(1, hidden // 64)
-    if hidden % heads:
-        raise CheckpointError(f"{heads} attention heads do not divide the hidden size {hidden}; give the right --heads")
-    return heads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vlp_models.common.state_dicts import read_state_dict
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import StateDictMapping, read_state_dict
+from vlp_models.models.convert.mapping import StateDictMapping
 from vlp_models.models.vlmo.config import VLMoConfig
 
 PROJECTED = 16  # dimensions in which patches and codes are compared

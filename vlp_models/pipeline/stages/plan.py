@@ -17,6 +17,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
 from vlp_models.models import FIGURES, OBJECTIVES
+from vlp_models.models.convert import WEIGHTS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
@@ -142,7 +143,9 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         # A pretraining writes figures of its model.
         **{("models", family): [target] for family, target in FIGURES.items()},
     }
-    return hash_sources([module, *tables.get((kind, name), ())])
+    # The reader of `text_init` or `image_init` calls that of the family.
+    readers = [WEIGHTS[kind]] if kind in WEIGHTS else []
+    return hash_sources([module, *readers, *tables.get((kind, name), ())])
 
 
 def code_modules() -> dict[str, dict[str, str]]:

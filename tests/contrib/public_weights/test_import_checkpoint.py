@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.authors_checkpoints.import_checkpoint import import_checkpoint
+from vlp_models.contrib.public_weights.import_checkpoint import import_checkpoint
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError

@@ -13,12 +13,11 @@ from public_tden import PUBLIC, public_layout, public_task_layout
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vlp_models.contrib.authors_checkpoints.tden import convert_xmodaler
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.tden import convert_bert, convert_xmodaler
 from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import read_state_dict
-from vlp_models.models.convert.tden import convert_bert
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.tden.model import GENERATION, TDEN

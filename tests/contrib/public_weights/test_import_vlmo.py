@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.authors_checkpoints.import_checkpoint import import_checkpoint
+from vlp_models.contrib.public_weights.import_checkpoint import import_checkpoint
 from vlp_models.errors import CheckpointError
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import initial

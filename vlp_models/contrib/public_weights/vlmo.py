@@ -1,4 +1,4 @@
-"""Convert the authors' checkpoints (microsoft/unilm, vlmo) to VLMo.
+"""Convert the authors' checkpoints (microsoft/unilm, vlmo), and BERT's word embeddings, to VLMo.
 
 `vlp import-checkpoint vlmo`. One layout serves the checkpoints of pretraining (the second stage's and the last's),
 retrieval, VQA and NLVR2, which differ in their heads. Two things need arithmetic: BERT's token type 0, the only one
@@ -14,16 +14,20 @@ stores them as well and never reads them).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.bert import BertSizes, ConvertedBert, choose_heads, convert_layout
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
-from vlp_models.models.convert.vlmo import VLMoMapping, grid_side
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
+from vlp_models.models.vlmo.config import VLMoConfig
 
 TEXT_ROWS = 392  # of the table of biases, always: 389 offsets of texts of 196 tokens, and 3 of [CLS]
 # Indices into the tables, and positions: they follow from the sizes.
@@ -39,6 +43,53 @@ _NOTES = (
     "Pairs of one image are each other's negatives in the authors' code. Pretraining from here does the same; for",
     "fine-tuning retrieval by embeddings set options.same_image_negatives: true.",
 )
+
+
+class VLMoMapping(StateDictMapping):
+    """Maps the blocks and patches of the authors' code, whose names are BEiT's and timm's as well."""
+
+    def attention(self, layer: int, source: str, hidden: int) -> None:
+        """Map a block's attention, its norm, and the scales of both sub-layers. source: the block's name."""
+        target = f"blocks.{layer}"
+        self.norm(f"{target}.attention_norm", f"{source}.norm1", hidden)
+        # The source has no key bias: it adds the same number to all scores of a query, so zeros compute the same.
+        self.weights[f"{target}.attention.qkv.weight"] = self.take(f"{source}.attn.qkv.weight", 3 * hidden, hidden)
+        query, value = self.take(f"{source}.attn.q_bias", hidden), self.take(f"{source}.attn.v_bias", hidden)
+        self.weights[f"{target}.attention.qkv.bias"] = torch.cat([query, torch.zeros(hidden), value])
+        self.linear(f"{target}.attention.out", f"{source}.attn.proj", hidden, hidden)
+        if f"{source}.gamma_1" in self.state:
+            self.weights[f"{target}.attention_scale"] = self.take(f"{source}.gamma_1", hidden)
+            self.weights[f"{target}.expert_scale"] = self.take(f"{source}.gamma_2", hidden)
+
+    def expert(self, layer: int, name: str, norm: str, mlp: str, hidden: int, intermediate: int) -> None:
+        target = f"blocks.{layer}.experts.{name}"
+        self.norm(f"{target}.norm", norm, hidden)
+        self.linear(f"{target}.ffn.0", f"{mlp}.fc1", intermediate, hidden)
+        self.linear(f"{target}.ffn.2", f"{mlp}.fc2", hidden, intermediate)
+
+    def patches(self, prefix: str, hidden: int) -> int:
+        """Map the patch embedding and [CLS]; return a patch's side in pixels. prefix: of their names."""
+        # The kernel of the projection is one patch: (D, 3, P, P).
+        patch = self.shape(f"{prefix}patch_embed.proj.weight")[-1]
+        weight = self.take(f"{prefix}patch_embed.proj.weight", hidden, 3, patch, patch)
+        self.weights["image_embedding.patches.weight"] = weight
+        self.weights["image_embedding.patches.bias"] = self.take(f"{prefix}patch_embed.proj.bias", hidden)
+        # (1, 1, D) -> (1, D)
+        self.weights["image_embedding.cls_1D"] = self.take(f"{prefix}cls_token", 1, 1, hidden).view(-1, hidden)
+        return patch
+
+
+def grid_side(rows: int) -> int:
+    """Return the patches along a side of an image whose table of relative position biases has `rows` rows.
+
+    Raises:
+        CheckpointError: no square grid has that many.
+    """
+    # n x n patches have (2 n - 1)^2 different offsets, and [CLS] has three more rows.
+    span = math.isqrt(max(0, rows - 3))
+    if span * span != rows - 3 or span % 2 == 0:
+        raise CheckpointError(f"{rows} rows of relative position biases fit no square grid")
+    return (span + 1) // 2
 
 
 def read_vlmo(file: Path, request: ImportRequest) -> ImportedModel:
@@ -197,3 +248,29 @@ def _map_classifier(mapping: VLMoMapping, hidden: int, config: dict[str, Any]) -
         mapping.linear("head", "vqa_classifier.3", mapping.shape("vqa_classifier.3.weight")[0], 2 * hidden)
         return mapping.pop_head(), "vqa"
     return {}, ""
+
+
+# ---- BERT ------------------------------------------------------------------------------------------------------------
+
+
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: VLMoConfig) -> ConvertedBert:
+    """Convert a BERT's word embeddings and LM head for a VLMo of its width.
+
+    VLMo's blocks normalize before each sub-layer and BERT's after it, so BERT's blocks are not used; language experts
+    learn from texts alone (section 3.4 of the paper). BERT's type 0, which every word of a sentence has, is added to
+    the words and so is no parameter that further training shares among them; BERT's positions are used with
+    `positions: absolute`.
+
+    bert: its config.json.
+    """
+    absolute = config.positions == "absolute"
+    positions = config.max_positions if absolute else 0
+    sizes = BertSizes.of(config, layers=0, max_positions=positions, tied=False, eps=("embedding_norm_eps",))
+    converted = convert_layout(state, bert, sizes)
+    weights, left_out = dict(converted.weights), [*converted.left_out, "embeddings.token_type_embeddings.weight[1:]"]
+    types = weights.pop("text_embedding.types.weight")
+    weights["text_embedding.words.weight"] = weights["text_embedding.words.weight"] + types[0]
+    if not absolute:
+        del weights["text_embedding.positions.weight"]
+        left_out.append("embeddings.position_embeddings.weight")
+    return dataclasses.replace(converted, weights=weights, left_out=sorted(left_out))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vlp_models.models.convert.bert import BertSizes, ConvertedBert, convert_layout
+from vlp_models.contrib.public_weights.bert import BertSizes, ConvertedBert, convert_layout
 from vlp_models.models.xgpt.config import XGPTConfig
 
 

@@ -13,11 +13,10 @@ from tiny_unified_vlp import FACTS, MASK, SEP, scored, tiny_unified_vlp
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from vlp_models.contrib.authors_checkpoints.unified_vlp import convert_unified_vlp
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.unified_vlp import convert_bert, convert_unified_vlp
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
-from vlp_models.models.convert.mapping import read_state_dict
-from vlp_models.models.convert.unified_vlp import convert_bert
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.unified_vlp.masking import BIDIRECTIONAL, SEQ2SEQ

@@ -6,6 +6,7 @@ first ones are used; for a trimmed vocabulary, the rows of its tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +16,12 @@ import torch
 from torch import Tensor
 
 from vlp_models.common.plugins import import_target
+from vlp_models.common.state_dicts import read_state_dict
 from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models import family_class
 from vlp_models.models.convert import READERS
-from vlp_models.models.convert.mapping import (
-    ImportedModel,
-    ImportRequest,
-    StateDictMapping,
-    read_json,
-    read_state_dict,
-)
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
 from vlp_models.models.partial_load import summarize_names
 
 # The parts of layers/blocks.py's TransformerBlock except the attention's projections -> BERT's names
@@ -135,6 +131,21 @@ class ConvertedBert:
     weights: dict[str, Tensor]
     left_out: list[str]
     notes: tuple[str, ...] = ()
+
+
+def read_json(file: Path, kind: type = dict) -> Any:
+    """Read a JSON file of another program.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds no `kind` (dict or list).
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{file}: not a JSON {'object' if kind is dict else 'list'}")
+    return value
 
 
 def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
@@ -293,3 +304,15 @@ def rename_bert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         .replace("LayerNorm.beta", "LayerNorm.bias"): tensor
         for name, tensor in state.items()
     }
+
+
+def choose_heads(heads: int, hidden: int) -> int:
+    """Return the number of attention heads: `heads`, or one per 64 dimensions as in BERT if it is 0.
+
+    Raises:
+        CheckpointError: it does not divide `hidden`.
+    """
+    heads = heads or max(1, hidden // 64)
+    if hidden % heads:
+        raise CheckpointError(f"{heads} attention heads do not divide the hidden size {hidden}; give the right --heads")
+    return heads

@@ -41,7 +41,7 @@ def import_checkpoint(
     Example: `vlp import-checkpoint beit_base_patch16_224_pt22k.pth --format beit --name vlmo-base`
     """
     from vlp_models.common.workspace import Workspace
-    from vlp_models.contrib.authors_checkpoints.import_checkpoint import import_checkpoint
+    from vlp_models.contrib.public_weights.import_checkpoint import import_checkpoint
     from vlp_models.params import load_params
 
     lines = import_checkpoint(

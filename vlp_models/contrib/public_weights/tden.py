@@ -1,6 +1,6 @@
-"""Convert the authors' checkpoints (YehLi/xmodaler) to TDEN.
+"""Convert the authors' checkpoints (YehLi/xmodaler), and BERT's weights, to TDEN.
 
-Such a checkpoint is of pretraining, captioning, retrieval, VQA or VCR, and its architecture is the authors'
+A checkpoint of the authors is of pretraining, captioning, retrieval, VQA or VCR, and its architecture is the authors'
 (`PublicSwitches` in tden/config.py). VQA and VCR are distinguished by their classifier: a single row scores one choice
 of VCR, several rows are VQA's answers. Two things have no counterpart here:
 - The third row of the token types, which no task uses, is left out.
@@ -18,9 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.bert import (
+    ENCODER_BLOCK,
+    BertMapping,
+    BertSizes,
+    ConvertedBert,
+    choose_heads,
+    convert_layout,
+)
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.bert import ENCODER_BLOCK, BertMapping
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.tden.config import TDENConfig
 
 # Modules of the authors' code that some checkpoints lack -> their names here
 _OPTIONAL = {
@@ -267,3 +276,23 @@ def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
     if task and task != name:
         raise CheckpointError(f"the weights are of a {name} model, not of a {task} model as --task claims")
     return kind
+
+
+# ---- BERT ------------------------------------------------------------------------------------------------------------
+
+
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> ConvertedBert:
+    """Convert a BERT for the text side of a TDEN of its sizes: text embedding, sentence encoder, LM head.
+
+    If the file has no LM head (a plain BertModel), TDEN's keeps its initialization.
+
+    bert: its config.json.
+    """
+    sizes = BertSizes.of(
+        config,
+        layers_key="sentence_layers",
+        stack="sentence_encoder",
+        tied=config.tie_lm_head,
+        eps=("layer_norm_eps", "embedding_norm_eps"),
+    )
+    return convert_layout(state, bert, sizes)

@@ -1,4 +1,4 @@
-"""Convert the authors' checkpoints (LuoweiZhou/VLP) to Unified VLP.
+"""Convert the authors' checkpoints (LuoweiZhou/VLP), and BERT's or UniLM's weights, to Unified VLP.
 
 The authors' checkpoints run with `compat_reference`. One layout serves pretraining and captioning; VQA's has a
 classifier as well. Left out, because the paper's model uses none of it: BERT's pooler, rows 2 and 3 of the segments,
@@ -7,6 +7,7 @@ and the buffer of label smoothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.bert import (
+    BertMapping,
+    BertSizes,
+    ConvertedBert,
+    choose_heads,
+    convert_layout,
+    rename_bert,
+)
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.bert import BertMapping, BertSizes, rename_bert
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, choose_heads, read_state_dict
-from vlp_models.models.convert.unified_vlp import select_segments
+from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 
 GEOMETRY = 6  # columns before the class probabilities
 SEGMENTS = 6
@@ -108,3 +117,27 @@ def convert_unified_vlp(state: Mapping[str, Tensor], *, heads: int = 0, task: st
         head=head,
         notes=NOTES,
     )
+
+
+# ---- BERT ------------------------------------------------------------------------------------------------------------
+
+
+def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: UnifiedVLPConfig) -> ConvertedBert:
+    """Convert a BERT or UniLM for a Unified VLP of its sizes (tables 4 and 5 of the paper: "init from").
+
+    It fills the text embedding, the stack and the LM head; the image's part keeps its initialization.
+
+    bert: its config.json.
+    """
+    sizes = BertSizes.of(config, types=(2, 6), stack="stack", eps=("layer_norm_eps",))
+    converted = convert_layout(state, bert, sizes)
+    types = select_segments(converted.weights["text_embedding.types.weight"])
+    return dataclasses.replace(converted, weights={**converted.weights, "text_embedding.types.weight": types})
+
+
+def select_segments(types: Tensor) -> Tensor:
+    """Return the four segments, [4, D]: image and sentence of the bidirectional objective, then of seq2seq.
+
+    BERT's two types serve both. UniLM and the authors' code have six; their rows 2 and 3 are unused there as well.
+    """
+    return types[[0, 1, 0, 1] if len(types) == 2 else [0, 1, 4, 5]].clone()

@@ -13,11 +13,10 @@ from public_soho import bert_layout, public_layout
 from safetensors.torch import save_file
 from soho_toys import FACTS, PUBLIC, VOCAB, batch_of, build, losses
 
-from vlp_models.contrib.authors_checkpoints.soho import convert_soho, read_parts, read_soho
+from vlp_models.contrib.public_weights.soho import convert_backbone, convert_bert, convert_soho, read_parts, read_soho
 from vlp_models.errors import CheckpointError
 from vlp_models.models import build_model
 from vlp_models.models.convert.mapping import ImportRequest
-from vlp_models.models.convert.soho import convert_backbone, convert_bert
 
 WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
 ASKED = ImportRequest(facts=FACTS, config={}, heads=2)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 FORMATS = Table(
     "checkpoint_formats",
     {
-        "xmodaler-tden": "vlp_models.contrib.authors_checkpoints.tden:read_xmodaler",
-        "bert": "vlp_models.models.convert.bert:read_bert",
-        "unified-vlp": "vlp_models.contrib.authors_checkpoints.unified_vlp:read_unified_vlp",
-        "soho": "vlp_models.contrib.authors_checkpoints.soho:read_soho",
-        "soho-parts": "vlp_models.contrib.authors_checkpoints.soho:read_parts",
-        "vlmo": "vlp_models.contrib.authors_checkpoints.vlmo:read_vlmo",
-        "beit": "vlp_models.models.convert.vlmo_images:read_beit",
-        "timm": "vlp_models.models.convert.timm:read_timm",
+        "xmodaler-tden": "vlp_models.contrib.public_weights.tden:read_xmodaler",
+        "bert": "vlp_models.contrib.public_weights.bert:read_bert",
+        "unified-vlp": "vlp_models.contrib.public_weights.unified_vlp:read_unified_vlp",
+        "soho": "vlp_models.contrib.public_weights.soho:read_soho",
+        "soho-parts": "vlp_models.contrib.public_weights.soho:read_parts",
+        "vlmo": "vlp_models.contrib.public_weights.vlmo:read_vlmo",
+        "beit": "vlp_models.contrib.public_weights.vlmo_images:read_beit",
+        "timm": "vlp_models.contrib.public_weights.timm:read_timm",
     },
 )
 # Formats that fill a part of a model, whose architecture params.yaml must describe
@@ -213,7 +213,7 @@ def _lengths(imported: ImportedModel, max_text_len: int, max_regions: int) -> di
 
 def _labels(file: Path | None, imported: ImportedModel) -> list[str]:
     """Return the answers of a VQA model's classifier; for other models, nothing."""
-    from vlp_models.models.convert.mapping import read_json
+    from vlp_models.contrib.public_weights.bert import read_json
 
     if imported.task != "vqa":
         return []

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.public_weights.timm import read_timm
+from vlp_models.contrib.public_weights.vlmo_images import convert_vit, renormalize_patches
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, MissingToolError, ParamsError
 from vlp_models.models import build_model
+from vlp_models.models.convert import WEIGHTS
 from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
-from vlp_models.models.convert.timm import read_timm
-from vlp_models.models.convert.vlmo_images import convert_vit, renormalize_patches
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, TimmParams
@@ -146,7 +147,7 @@ def test_import_checkpoint(tmp_path: Path) -> None:
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "vit.pth")
-    importing = pytest.importorskip("vlp_models.contrib.authors_checkpoints.import_checkpoint")
+    importing = pytest.importorskip("vlp_models.contrib.public_weights.import_checkpoint")
     lines = importing.import_checkpoint("timm", tmp_path / "vit.pth", "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
     weights = load_file(workspace.checkpoint("imported/vlmo") / "model.safetensors")
@@ -184,16 +185,25 @@ def test_image_init_in_params(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             initial.run(other, workspace, "vlmo")
 
 
-def test_invalid_sources_are_refused_early(tmp_path: Path) -> None:
+def test_invalid_sources_are_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = replace(write_workspace(tmp_path), pretrain={}, finetune={})
     for family, weights, message in (
         ("tden", "timm:resnet18", "not of a tden, which reads no pixels"),
         ("vlmo", "timm", "name the timm model"),
         ("vlmo", "torchvision", "name the timm model"),
+        ("vlmo", "timm:vit_smal_patch16_224", "timm has no .*; did you mean `vit_small_patch16_224`"),
+        (
+            "vlmo",
+            "timm:vit_small_patch16_224.nonsense",
+            r"timm has no model `vit_small_patch16_224\.nonsense`; did you",
+        ),
     ):
         model = ModelParams(family=family, image_init=weights)
         with pytest.raises(ParamsError, match=message):
             check_runs(replace(params, models={"m": model}))
+    with monkeypatch.context() as patch, pytest.raises(MissingToolError, match=r"image_init` needs .*public_weights"):
+        patch.delitem(WEIGHTS, "image_init")  # as without the folder
+        check_runs(replace(params, models={"m": replace(params.models["vlmo"], image_init="vit.pth")}))
 
 
 def test_weights_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +217,7 @@ def test_weights_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytes
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
     torch.save(net.state_dict(), tmp_path / "site" / "toy_vit" / "vit.pth")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    importing = pytest.importorskip("vlp_models.contrib.authors_checkpoints.import_checkpoint")
+    importing = pytest.importorskip("vlp_models.contrib.public_weights.import_checkpoint")
     lines = importing.import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
 
