@@ -36,6 +36,7 @@ BORROWERS = {
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/drift/test_drift.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],
+    "end_to_end/test_own_pairs.py": ["data_notes"],
     "fuzz/test_fuzz.py": ["imported_features", "ingest", "plugin_kit", "research_formats"],
     "flows/test_deployment.py": ["drift", "ingest"],
     "flows/test_unattended.py": ["drift", "ingest"],

@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "write_plan", lambda params, workspace: (False, SimpleNamespace(regions=True)))
-    monkeypatch.setattr("vlp_models.pipeline.parallel_finetune.finetune_in_parallel", lambda *_: 0)
+    monkeypatch.setattr(pipeline, "BEFORE_REPRO", {})
     return tmp_path
 
 

@@ -19,10 +19,10 @@ from timm_toys import SMALL, write_weights
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.data_notes.sizes import explain_sizes
 from vlp_models.errors import CheckpointError, DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.params import Params, load_params, to_plain
-from vlp_models.pipeline.data_sizes import explain_sizes
 from vlp_models.pipeline.promotion_commands import promote_task
 from vlp_models.pipeline.stages import detector, register, report
 from vlp_models.serving.bundle import SEARCH, why_not_served, write_bundle

@@ -1,4 +1,4 @@
-"""What `dvc status` answers, and what each caller does if it fails: run, run one by one, or note."""
+"""What `dvc status` answers, and what each caller does if it fails: run or note."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from vlp_models.cli.status import Status, _collect_stale
 from vlp_models.flows.process import is_stale
 from vlp_models.pipeline.dvc import stale
-from vlp_models.pipeline.parallel_finetune import _find_stale
 
 CHANGED = '{"prepare": [{"changed deps": {"a": "modified", "b": "new"}}, "changed command"]}'
 
@@ -36,7 +35,6 @@ def test_each_caller_has_its_rule_for_a_failure(
     python.chmod(0o755)
     monkeypatch.setattr(stale, "sys", SimpleNamespace(executable=str(python)))
     assert is_stale(tmp_path, []) == (stages != {}), "a failure is stale, so that `dvc repro` reports it"
-    assert _find_stale(tmp_path, ["prepare"]) == set(stages or {}), "a failure runs nothing in parallel"
     result = Status()
     _collect_stale(tmp_path, result)
     assert result.stale == {name: ["changed deps", "changed command"] for name in stages or {}}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.portable import choose_instructions
 from vlp_models.common.supervise import command_environment, supervise_commands
 from vlp_models.errors import DataError, ParamsError, TrackingError, VLPError, explain_access, shorten_list
@@ -30,6 +31,8 @@ WRITTEN = (
     *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
     *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
 )
+NOTES = Table("notes", {})  # name -> `module:function` that returns sentences on the data of params.yaml
+BEFORE_REPRO = Table("before_repro", {})  # name -> `module:function` that runs some stages first; returns an exit code
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
 
@@ -46,7 +49,6 @@ def run(
     from vlp_models.common.user import require_home
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
-    from vlp_models.pipeline.data_sizes import explain_sizes
     from vlp_models.pipeline.dvc.consistency import clear_records
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
@@ -69,7 +71,8 @@ def run(
         if not targets:
             check_files(params, workspace.root, regions=facts.regions)
         # Later, `vlp plan` prints what too few images rule out.
-        notes = [] if (workspace.root / LOCK_FILE).exists() else explain_sizes(params, workspace)
+        is_first = not (workspace.root / LOCK_FILE).exists()
+        notes = import_target(NOTES["sizes"])(params, workspace) if is_first and "sizes" in NOTES else []
         for line in [*notes, *repair(workspace.root)]:
             print(line, file=sys.stderr)
         clear_records(workspace.root)
@@ -97,13 +100,15 @@ def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_t
     """Run `dvc repro`, then bring MLflow up to date: metrics that it missed, versions that it lost. Return the code."""
     from vlp_models.common.workspace import timing_file
     from vlp_models.pipeline.dvc.repro import REPRO
-    from vlp_models.pipeline.parallel_finetune import finetune_in_parallel
     from vlp_models.registry.receipts import find_lost_versions
 
     # VLP_GRACE: seconds that a training has to save: large models need time, and no scheduler kills it first.
     environment = {"VLP_GRACE": "600", **command_environment()}
-    # What was trained in parallel is up to date for the `dvc repro` after it.
-    code = finetune_in_parallel(params, workspace.root, environment, supervise_commands) if not targets else 0
+    code = 0
+    if not targets:
+        # What was trained in parallel is up to date for the `dvc repro` after it.
+        for target in BEFORE_REPRO.values():
+            code = code or import_target(target)(params, workspace.root, environment, supervise_commands)
     code = code or supervise_commands([[*REPRO, *targets]], environment)
     if code:
         print(
@@ -196,7 +201,6 @@ def use(
 
 def _pin_roots(params: Params) -> list[str]:
     """Return the assignments that add the commit to the datasets on the Hub that are named without one."""
-    from vlp_models.common.plugins import import_target
     from vlp_models.data.formats import FORMATS
 
     assignments = []
@@ -238,11 +242,8 @@ def plan() -> None:
 
 
 def _notes(params: Params, workspace: Workspace, *, strict: bool = False) -> list[str]:
-    """Return which data no other copy of the project would have, and what is wrong with it or too little of it."""
-    from vlp_models.pipeline.data_sizes import explain_sizes
-    from vlp_models.pipeline.dvc.external import find_untracked
-
-    return [*find_untracked(params, workspace), *explain_sizes(params, workspace, strict=strict)]
+    """Return sentences on the data: what another copy of the project would not have, what there is too little of."""
+    return [line for target in NOTES.values() for line in import_target(target)(params, workspace, strict=strict)]
 
 
 def complete_stage() -> list[str]:
@@ -298,7 +299,6 @@ def run_stage(name: str, key: str, params_file: str) -> None:
         DataError: the dataset that `prepare` read was changed while it ran.
     """
     from vlp_models.common.packages import check_own_record
-    from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import Workspace
     from vlp_models.params import load_params
 

@@ -16,6 +16,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "bundles": {},
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
     "croissant": {},
+    "data_notes": {
+        "notes": {
+            "untracked": "vlp_models.contrib.data_notes.untracked:find_untracked",
+            "sizes": "vlp_models.contrib.data_notes.sizes:explain_sizes",
+        }
+    },
     "demo_page": {},
     "doctor": {},
     "drift": {
@@ -66,6 +72,9 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "publish": "vlp_models.contrib.lora.adapters:publish_adapters",
         },
         "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},
+    },
+    "parallel_finetune": {
+        "before_repro": {"parallel_finetune": "vlp_models.contrib.parallel_finetune.run:finetune_in_parallel"}
     },
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},

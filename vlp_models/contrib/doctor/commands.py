@@ -124,11 +124,13 @@ def _java() -> Finding:
 
 def _params(root: Path) -> Iterator[Finding]:
     """Yield what params.yaml names and this machine does not have: folders of raw data, and packages."""
+    from vlp_models.cli.pipeline import NOTES
     from vlp_models.common.packages import check_installed
+    from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import Workspace
     from vlp_models.errors import VLPError
     from vlp_models.params import load_params
-    from vlp_models.pipeline.dvc.external import explain_roots, find_untracked, named_sources
+    from vlp_models.pipeline.dvc.external import explain_roots, named_sources
     from vlp_models.pipeline.stages.plan import check_params
 
     if not (root / "params.yaml").exists():
@@ -150,7 +152,7 @@ def _params(root: Path) -> Iterator[Finding]:
         yield Finding("problem", "params.yaml", text)
     if not missing:
         yield Finding("ok", "params.yaml", "its folders of raw data and packages exist")
-    for sentence in find_untracked(params, Workspace(root)):
+    for sentence in import_target(NOTES["untracked"])(params, Workspace(root)) if "untracked" in NOTES else []:
         yield Finding("note", "data", sentence)
 
 

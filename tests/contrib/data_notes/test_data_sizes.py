@@ -13,12 +13,12 @@ from PIL import Image
 from vlp_models.cli.main import main
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.data_notes.sizes import check_dataset, explain_sizes
 from vlp_models.data.tables import read_table
 from vlp_models.params import Params, load_params
-from vlp_models.pipeline.data_sizes import check_dataset, explain_sizes
 from vlp_models.pipeline.stages import prepare
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECOND = "finetune.second={task: captioning, start: initial/tden, sources: {pairs: 1}}"
 
 

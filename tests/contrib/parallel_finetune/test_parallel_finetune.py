@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from vlp_models.contrib.parallel_finetune import run as parallel_finetune
+from vlp_models.errors import DataError
 from vlp_models.params import load_params
-from vlp_models.pipeline import parallel_finetune
 from vlp_models.pipeline.dvc import repro
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -53,3 +55,8 @@ def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
     runs = [name for name in params.finetune if f"finetune@{name}" in both]
     chains = [[*repro.REPRO, "--single-item", f"finetune@{name}", f"evaluate@{name}"] for name in runs]
     assert calls[1:] == [chains], "each is evaluated at once, while the other may still train"
+
+
+def test_a_failure_of_dvc_runs_nothing_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_finetune, "read_stale", Mock(side_effect=DataError("dvc status: busy")))
+    assert parallel_finetune.finetune_in_parallel(load_params(ROOT / "params.yaml"), tmp_path, {}, Mock()) == 0

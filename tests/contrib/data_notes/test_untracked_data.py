@@ -10,8 +10,8 @@ from cloned_project import commit, new_clone, run, run_in_process
 from photos import photo
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.data_notes.untracked import find_untracked
 from vlp_models.params import DatasetParams, load_params
-from vlp_models.pipeline.dvc.external import find_untracked
 
 PAIRS = "data.pairs={format: pairs, root: data/raw/pairs, pairs: pairs.csv}"
 ADD = "dvc add data/raw/pairs && git add data/raw/pairs.dvc"
