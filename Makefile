@@ -107,7 +107,7 @@ test-cluster: install
 	@python -m pytest -m cluster tests
 
 faults: install
-	@python tests/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
+	@python benchmarks/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
 
 fuzz: install
 	@python tests/fuzz/fuzz_run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)

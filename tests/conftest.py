@@ -36,7 +36,6 @@ BORROWERS = {
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/drift/test_drift.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],
-    "end_to_end/test_own_pairs.py": ["data_notes"],
     "fuzz/test_fuzz.py": ["imported_features", "ingest", "plugin_kit", "research_formats"],
     "flows/test_deployment.py": ["drift", "ingest"],
     "flows/test_unattended.py": ["drift", "ingest"],
@@ -56,7 +55,7 @@ BORROWERS = {
     "synthetic/test_scene_vcr.py": ["research_formats"],
     "end_to_end/test_new_model.py": ["drift"],
     "end_to_end/test_flickr8k.py": ["public_weights"],
-    "end_to_end/test_own_pairs.py": ["public_weights"],
+    "end_to_end/test_own_pairs.py": ["data_notes", "public_weights"],
 }
 # A folder of contrib can be deleted: its tests are ignored then.
 collect_ignore = [

@@ -1,8 +1,8 @@
-"""Make the modules of this folder importable, as the campaign does."""
+"""Make the modules of benchmarks/faults importable."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))

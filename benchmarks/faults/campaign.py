@@ -1,6 +1,6 @@
 """`make faults`: inject random faults into real runs of the tiny pipeline, and check the results.
 
-python tests/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then 20 to 60 s a fault)
+python benchmarks/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then 20 to 60 s a fault)
 
 Kind, stage and moment of a fault are a function of seed and number. A campaign can be interrupted: each fault appends a
 line to reports/faults.jsonl, and the same command continues after the last one; reports/faults.md summarizes all lines.
@@ -135,7 +135,7 @@ def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
         f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost; of these "
         f"{fixed} were fixed and survived when they were injected again; {seconds / 60:.0f} minutes. "
         f"{len(records) - len(hits)} more came too late, or cannot be injected here, and are not counted. "
-        f"`python tests/faults/campaign.py --count {options.count} --seed {options.seed}` continues the campaign.",
+        f"`python benchmarks/faults/campaign.py --count {options.count} --seed {options.seed}` continues the campaign.",
         "",
         "Survived: the rerun completed; weights, curves and the hashes in dvc.lock equal those of an undisturbed run; "
         "no recorded stage ran again; one MLflow run with every step once, one version; `dvc status` is clean; no "

@@ -320,7 +320,11 @@ def _clone(folder: Path) -> None:
 
 def _tracked() -> list[str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    return [name for name in listed.split("\0") if name and not name.startswith("tests/") and (ROOT / name).is_file()]
+    return [
+        name
+        for name in listed.split("\0")
+        if name and not name.startswith(("tests/", "benchmarks/")) and (ROOT / name).is_file()
+    ]
 
 
 def _hash_code() -> str:
