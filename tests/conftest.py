@@ -53,6 +53,7 @@ BORROWERS = {
     "synthetic/test_scene_entailment.py": ["research_formats"],
     "synthetic/test_scene_pairs.py": ["research_formats"],
     "synthetic/test_scene_vcr.py": ["research_formats"],
+    "training/test_streamed_fit.py": ["streaming"],
     "end_to_end/test_new_model.py": ["drift"],
     "end_to_end/test_flickr8k.py": ["public_weights"],
     "end_to_end/test_own_pairs.py": ["data_notes", "public_weights"],

@@ -1,9 +1,9 @@
-"""Grouped order, where texts about one image are adjacent, and block order for streaming."""
+"""Grouped order, where texts about one image are adjacent."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_dataset import Toy, write_shards, write_tokenizer
 from toy_tasks import any_generator, double, make
@@ -19,17 +19,9 @@ from toy_tasks import any_generator, double, make
 from vlp_models.data.shards import index
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
-from vlp_models.data.shards.order import (
-    LANES,
-    TURNS,
-    BlockOrder,
-    EpochOrder,
-    GroupedOrder,
-    choose_order,
-)
-from vlp_models.data.shards.stream import Layout
+from vlp_models.data.shards.order import EpochOrder, GroupedOrder, choose_order
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import ParamsError
+from vlp_models.errors import MissingToolError
 from vlp_models.params import StreamParams
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.module import _non_finite_inputs
@@ -175,13 +167,6 @@ def test_first_exposure_is_known_in_grouped_order(toy: Toy) -> None:
         assert replayed is not None and replayed.update == first + 1
 
 
-def test_grouping_and_streaming_exclude_each_other(toy: Toy) -> None:
-    dataset = ShardDataset(toy.shards, "train", "questions")
-    dataset.layout = object()  # type: ignore[assignment]
-    with pytest.raises(ParamsError, match=r"texts_per_image: 1.* leave `trainer.stream.address` empty"):
-        choose_order(dataset, StreamParams(address="s3://bucket"), 2)
-
-
 def test_training_loader_uses_grouped_order(toy: Toy) -> None:
     task = make(toy, "vqa")
     arguments: dict[str, Any] = {
@@ -226,94 +211,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return Toy(folder / "shards", Tokenizer.load(folder / "tokenizer"))
 
 
-def layout(counts: list[int], block_bytes: int = 100, shuffled: int | None = None) -> Layout:
-    """Blocks of so many samples, three a shard; shuffled: the samples are not in the order of the shards."""
-    places = [
-        (block // 3, block % 3 * block_bytes + at % block_bytes, block % 3 * block_bytes + at % block_bytes + 10)
-        for block, count in enumerate(counts)
-        for at in range(count)
-    ]
-    table = np.array(places, np.int64).reshape(-1, 3)
-    if shuffled is not None:
-        table = np.random.default_rng(shuffled).permutation(table)
-    return Layout.of(lambda: iter(np.array_split(table, 3)), block_bytes)
-
-
-def order(found: Layout, **changes: Any) -> BlockOrder:
-    arguments = {"length": int(found.counts.sum()), "batch_size": 5, "seed": 1, "window": 2} | changes
-    return BlockOrder(layout=found, **arguments)
-
-
-orders = st.fixed_dictionaries(
-    {
-        "batch_size": st.integers(1, 20),
-        "seed": st.integers(0, 3),
-        "window": st.integers(1, 4),
-        "shuffle": st.booleans(),
-        "drop_last": st.booleans(),
-    }
-)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), orders, st.integers(0, 2), st.integers(1, 4))
-def test_every_sample_once_and_ranks_share_each_batch(
-    counts: list[int], arguments: dict[str, Any], epoch: int, world_size: int
-) -> None:
-    found = layout(counts)
-    alone = list(order(found, **arguments).batches(epoch))
-    ranks = [list(order(found, **arguments, rank=r, world_size=world_size).batches(epoch)) for r in range(world_size)]
-    assert [[i for share in shares for i in share] for shares in zip(*ranks, strict=True)] == alone
-    seen = [index for batch in alone for index in batch]
-    left_out = sum(counts) % arguments["batch_size"] if arguments["drop_last"] else 0
-    assert len(set(seen)) == len(seen) == sum(counts) - left_out
-    assert all(0 <= index < sum(counts) for index in seen)
-    sizes = list(map(len, alone))
-    assert sizes[:-1] == [arguments["batch_size"]] * (len(sizes) - 1)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), orders, st.integers(0, 40))
-def test_block_order_resumes_at_any_batch(counts: list[int], arguments: dict[str, Any], start: int) -> None:
-    found = order(layout(counts), **arguments)
-    assert list(found.batches(1, start)) == list(found.batches(1))[start:]
-
-
-def test_block_orders_differ_by_epoch_and_seed() -> None:
-    found = layout([20] * 30)
-    epochs = [list(chain(*order(found, seed=seed).batches(epoch))) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_unsorted_samples_are_found_in_their_blocks() -> None:
-    """Of a layout that is not sorted (`sources`), the same blocks hold the same places."""
-    counts = [7, 3, 9, 1]
-    places = {shuffled: layout(counts, shuffled=shuffled) for shuffled in (None, 4)}
-    assert [found.counts.tolist() for found in places.values()] == [counts, counts]
-    assert places[None].order is None and sorted(places[4].order.tolist()) == list(range(20))
-    for name in ("keys", "begins", "ends"):
-        np.testing.assert_array_equal(getattr(places[None], name), getattr(places[4], name))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_each_block_is_read_about_once(ranks: int, workers: int) -> None:
-    """Over all processes and workers, where each holds the blocks of its lanes' windows and no more."""
-    found = layout([50] * 400)
-    window, reads = 2, 0
-    of_sample = np.repeat(np.arange(400), 50)
-    for rank in range(ranks):
-        shares = list(order(found, batch_size=64, window=window, rank=rank, world_size=ranks).batches(0))
-        for worker in range(workers):
-            held: list[int] = []
-            for share in shares[worker::workers]:
-                for block in np.unique(of_sample[share]).tolist():
-                    if block in held:
-                        held.remove(block)
-                    else:
-                        reads += 1
-                    held.append(block)
-                del held[: -2 * (window + 1) * LANES * TURNS // (ranks * workers)]
-    assert 400 <= reads <= 400 + 2 * LANES * TURNS, "once, and a second time where a lane begins within a block"
-    mixed = np.diff(next(order(found, batch_size=64, window=window).batches(0)))
-    assert (np.abs(mixed) > 1).mean() > 0.9, "adjacent samples are not in the same batch"
+def test_streaming_without_its_folder_is_named(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlp_models.data.shards.STREAMING", {})
+    with pytest.raises(MissingToolError, match="needs vlp_models/contrib/streaming, which is not installed"):
+        ShardDataset(toy.shards, "train", "captions", stream=StreamParams(address=str(toy.shards)))

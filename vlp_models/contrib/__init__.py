@@ -130,6 +130,13 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "stack": {"status": {"prefect": "vlp_models.contrib.stack.commands:describe"}},
+    "streaming": {
+        "streaming": {
+            "open": "vlp_models.contrib.streaming.blocks:open_shards",
+            "layout": "vlp_models.contrib.streaming.blocks:Layout",
+            "order": "vlp_models.contrib.streaming.order:BlockOrder",
+        }
+    },
     "upgrade": {},
     "verify": {},
 }

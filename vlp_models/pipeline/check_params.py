@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from vlp_models.common.packages import is_installed, library_of
+from vlp_models.data.shards import streaming
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
@@ -79,6 +80,8 @@ def check_runs(params: Params) -> None:
     # runs
     for name in params.promotion.tasks:
         check_known(name, TASKS, "promotion.tasks")
+    if params.trainer.stream.address:
+        streaming("open")  # a missing folder of contrib is an error here, not in a training
     for name, pretraining in params.pretrain.items():
         _check_pretraining(name, pretraining, params)
     for name, finetuning in params.finetune.items():

@@ -21,6 +21,7 @@ from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
+from vlp_models.data.shards import STREAMING
 from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import count_values, open_parquet
 from vlp_models.models import FAMILIES, OBJECTIVES
@@ -148,6 +149,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             start_weights |= {"vision_warmup": warmup["boxes"]} if warmup else {}
         if kind != "initial":
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
+            code |= set(STREAMING.values()) if params.trainer.stream.address else set()
         if kind == "pretrain":
             code |= set(OBJECTIVES.values())
         if kind == "finetune" and params.finetune[name.partition("/")[2]].adapters:

@@ -24,6 +24,7 @@ from vlp_models.common.plugins import import_target
 from vlp_models.common.portable import is_portable
 from vlp_models.common.source_hash import code_hash
 from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
+from vlp_models.data.shards import STREAMING
 from vlp_models.data.shards.contents import CONTENTS, trained_on_file
 from vlp_models.data.shards.dataset import check_sources
 from vlp_models.models import FAMILIES
@@ -118,8 +119,9 @@ class TrainingJob:
             self.files |= {path.name: path for path in sorted(workspace.shards.glob("index-*.parquet"))}
         self.files |= {"tokenizer": self.data.tokenizer_path, "start": self.start, **(files or {})}
         # A run may continue with another strategy, so the code of all of them counts.
+        modules = [*modules, *STRATEGIES.values(), *(STREAMING.values() if params.trainer.stream.address else ())]
         self.work = self._work_directory(
-            [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *STRATEGIES.values(), *modules]
+            [f"vlp_models.pipeline.stages.{kind}", FAMILIES[self.start_info.family], *modules]
         )
         # for `vlp forget`, in case the training is interrupted
         if is_main_process():

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.data.shards import streaming
 from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_generated
 from vlp_models.data.shards.order import EpochOrder, choose_order
-from vlp_models.data.shards.stream import Layout
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
 from vlp_models.params import FinetuneParams, PretrainParams, StreamParams, build, split_start
@@ -104,7 +104,7 @@ class TrainingRun:
         )
         # A streamed run shuffles blocks of the packed shards, whose layout decides the order.
         if stream.address:
-            samples.layout = Layout.of(samples.image_spans, stream.block_mb << 20)  # type: ignore[misc, union-attr]
+            samples.layout = streaming("layout").of(samples.image_spans, stream.block_mb << 20)
         if self.captioner:
             if augmented is None or not augmented.exists():
                 raise DataError(f"{self.run} was trained on generated captions that are missing")

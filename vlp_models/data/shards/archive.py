@@ -14,9 +14,10 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlp_models.data.images import MAX_IMAGE_PIXELS
 from vlp_models.data.sample import REGION_DTYPES, RegionArrays
@@ -33,6 +34,7 @@ _MAX_BYTES = {
     "jpg": 256 * _MEGABYTE,
     "txt": _MEGABYTE,
 }
+Offsets = TypeVar("Offsets", int, NDArray[np.int64])
 KEY = "[A-Za-z0-9_%-]"  # one character of an image's key
 _NAME = re.compile(rf"({KEY}+)\.([a-z.]+)", re.ASCII)
 
@@ -74,10 +76,15 @@ def check_tar(path: Path) -> list[Member]:
                 raise DataError(f"{path}: duplicate member {member.name}")
             names.add(member.name)
             members.append(member)
-            position = member.offset + -(-member.size // BLOCK) * BLOCK  # contents are padded to whole blocks
+            position = padded(member.offset + member.size)
             if position > size:
                 raise DataError(f"{path}: truncated within {member.name}; build the shards again")
             file.seek(position)
+
+
+def padded(end: Offsets) -> Offsets:
+    """Return where the next header starts after contents that end here: contents are padded to whole blocks."""
+    return -(-end // BLOCK) * BLOCK
 
 
 def _check_member(path: Path, info: tarfile.TarInfo, offset: int) -> Member:

@@ -2,7 +2,7 @@
 
 Texts and offsets are columns of Arrow (shards/index.py); regions and pixels are read from the tar on demand. Worker
 processes share both with their parent, so memory does not grow with their number. If shards are streamed, images come
-by the block (shards/stream.py), from a folder or an object store; the index is always the one in data/shards.
+by the block (contrib/streaming), from a folder or an object store; the index is always the one in data/shards.
 
 `AugmentedDataset` adds captions that a model wrote to a train split's captions, or as a control the images' own
 captions again.
@@ -27,10 +27,10 @@ from torch.utils.data import Dataset
 
 from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import Sample, SampleImage
-from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, read_member
+from vlp_models.data.shards import streaming
+from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, padded, read_member
 from vlp_models.data.shards.index import PIECE, Index, read_index
 from vlp_models.data.shards.order import sample_numbers
-from vlp_models.data.shards.stream import BlockReader, Layout, Store, padded
 from vlp_models.data.shards.write import LOCATION_COLUMNS, index_name, shard_name
 from vlp_models.data.tables import read_table
 from vlp_models.data.views import OTHER_IMAGES, VIEWS
@@ -142,10 +142,12 @@ class ShardDataset(Dataset[Sample]):
         for kind, requested in (("regions", self._regions), ("pixels", self._pixels)):
             if requested and len(self._rows) and not self._index.take([self._rows[0]])[0][f"{kind}_size"]:
                 raise DataError(f"{directory}: the shards have no {kind}; {_WAYS_OUT[kind]}")
-        self.layout: Layout | None = None
-        self.blocks: BlockReader | None = None
+        self.layout: Any = None  # where streamed samples are
+        self.blocks: Any = None  # reads streamed images, by the block
         if stream is not None and stream.address and (self._regions or self._pixels) and len(self._rows):
-            self._stream(stream, by_block)
+            if by_block:
+                self.layout = streaming("layout").of(self.image_spans, stream.block_mb << 20)
+            self.blocks = streaming("open")(directory, split, stream, self.layout)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -233,19 +235,6 @@ class ShardDataset(Dataset[Sample]):
         first = "pixels" if self._pixels else "regions"
         last = "regions" if self._regions else "pixels"
         return first, last
-
-    def _stream(self, stream: StreamParams, by_block: bool) -> None:
-        """Open the streamed shards."""
-        # the index is local, the tars are not: both must be of one packing
-        store = Store(stream.address, stream.timeout_seconds, stream.retry_seconds)
-        if store.read("manifest.json") != (self._directory / "manifest.json").read_bytes():
-            raise DataError(
-                f"{store.url('manifest.json')}: differs from {self._directory}: upload these shards, "
-                "or run `dvc pull data/shards` at the commit that made the uploaded ones"
-            )
-        if by_block:
-            self.layout = Layout.of(self.image_spans, stream.block_mb << 20)
-        self.blocks = BlockReader(store, self.split, self.layout, stream.buffer_mb << 20)
 
     def _sample(
         self, row: dict[str, Any], other_images: Iterable[dict[str, Any]], members: Mapping[str, bytes]
@@ -459,9 +448,10 @@ class AugmentedDataset(Dataset[Sample]):
         return np.concatenate([self._base.find_samples(image_ids), len(self._base) + np.array(written, np.int64)])
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> Any:
         """Return where the samples are; None unless `base` is streamed."""
-        return None if self._base.layout is None else Layout.of(self._image_spans, self._base.layout.block_bytes)
+        layout = self._base.layout
+        return None if layout is None else layout.of(self._image_spans, layout.block_bytes)
 
     def _image_spans(self) -> Iterator[NDArray[np.int64]]:
         base_spans = np.concatenate(list(self._base.image_spans()))  # int64 [N, 3]

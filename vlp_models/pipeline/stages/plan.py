@@ -14,6 +14,7 @@ from vlp_models.common.io import is_same_text, output_directory, read_json, writ
 from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code, quick_imports
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
+from vlp_models.data.shards import STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
 from vlp_models.models import FIGURES, OBJECTIVES
@@ -133,11 +134,11 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it, a training may be sharded or train adapters, ...
+    # A registered version includes the code that serves it, a training may be streamed, sharded or train adapters, ...
     tables: dict[tuple[str, str], Iterable[str]] = {
         ("stages", "register"): SERVING_MODULES,
-        ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values()],
-        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values()],
+        ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
+        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "report"): SECTIONS.values(),
         ("stages", "features"): REGION_SOURCES.values(),
         # A pretraining writes figures of its model.

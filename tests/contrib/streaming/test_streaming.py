@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from s3_server import BUCKET, Server, credentials, s3_server
 
+from vlp_models.contrib.streaming.store import Store
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
-from vlp_models.data.shards.stream import Store
 from vlp_models.data.shards.write import ImageRecord
 from vlp_models.errors import DataError, VLPError
 from vlp_models.params import StreamParams
