@@ -30,6 +30,7 @@ CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 BORROWERS = {
     "cli/test_presets.py": ["augment", "public_weights", "research_formats"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
+    "contrib/bundles/test_replay_copy.py": ["imported_features", "public_weights"],
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
     "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets"],
