@@ -157,7 +157,7 @@ def test_saved_backbone_has_an_id_and_damage_is_detected(tmp_path: Path) -> None
     for directory in (first, second):
         directory.mkdir()
     identity = save_backbone(first, backbone, {"source": "timm"})
-    extractor = CellExtractor.load(first, max_regions=16)
+    extractor = CellExtractor(load_backbone(first), max_regions=16)
     assert (extractor.detector_id, extractor.classes) == (identity, backbone.classes)
     again = extractor.extract([picture()])[0]
     np.testing.assert_array_equal(

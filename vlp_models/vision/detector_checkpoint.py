@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError, first_line
 from vlp_models.params import DetectorBackbone, to_plain
 from vlp_models.vision.detector import PUBLISHED, DetectorConfig, build_detector
-from vlp_models.vision.pretrained_weights import fetch_torchvision
 from vlp_models.vision.region_source import BACKGROUND
-from vlp_models.vision.torchvision_parts import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights
+from vlp_models.vision.torchvision_parts import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights, get_model_weights
 
 FORMAT = "vlp-detector/1"
 WEIGHTS = "detector.safetensors"
@@ -214,9 +213,16 @@ def fetch_published(weights: str, backbone: DetectorBackbone, where: str) -> Det
         raise ParamsError(
             f"{where}: {weights}: torchvision has weights for detector.backbone {', '.join(PUBLISHED)}, not {backbone}"
         )
-    state, meta = fetch_torchvision(f"fasterrcnn_{backbone}", where)
+    entry = get_model_weights(f"fasterrcnn_{backbone}")["DEFAULT"]
+    try:
+        state = entry.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except Exception as error:  # a download can raise anything
+        raise CheckpointError(
+            f"{where}: torchvision's weights are not available from {entry.url} ({first_line(error)}); without a "
+            "network, name the file"
+        ) from None
     # torchvision's first category is a background with a name of its own.
-    return _build_published(state, backbone, (BACKGROUND, *meta["categories"][1:]), where)
+    return _build_published(dict(state), backbone, (BACKGROUND, *entry.meta["categories"][1:]), where)
 
 
 def _build_published(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.detector_checkpoint import Detector, load_detector
+from vlp_models.vision.detector_checkpoint import Detector
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.torchvision_parts import nms
 
@@ -61,24 +60,6 @@ class RegionExtractor:
         self.device = self._device.type
         self._min_score = min_score
         self._max_regions = max_regions
-
-    @classmethod
-    def load(
-        cls,
-        directory: Path,
-        device: str = "cpu",
-        *,
-        min_score: float = 0.2,
-        max_regions: int = 16,
-        content: Content = "roi",
-    ) -> RegionExtractor:
-        """Load the detector in data/detector or a copy of it.
-
-        Raises:
-            CheckpointError: no detector, or a damaged one.
-        """
-        detector = load_detector(directory, device)
-        return cls(detector, min_score=min_score, max_regions=max_regions, content=content)
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
         """Return the regions of each image, in order.

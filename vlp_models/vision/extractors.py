@@ -32,15 +32,15 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
 
         return GridExtractor()
     if source == "timm":  # its import takes two seconds
-        from vlp_models.vision.timm_backbone import CellExtractor
+        from vlp_models.vision.timm_backbone import CellExtractor, load_backbone
 
-        return CellExtractor.load(directory, device, max_regions=settings["max_regions"])
+        return CellExtractor(load_backbone(directory, device), max_regions=settings["max_regions"])
     if source == "detector":
+        from vlp_models.vision.detector_checkpoint import load_detector
         from vlp_models.vision.detector_regions import RegionExtractor
 
-        return RegionExtractor.load(
-            directory,
-            device,
+        return RegionExtractor(
+            load_detector(directory, device),
             min_score=settings["min_score"],
             max_regions=settings["max_regions"],
             content=settings["content"],

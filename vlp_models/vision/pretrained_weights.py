@@ -1,4 +1,4 @@
-"""Weights of backbones and detectors from files, installed packages, timm or torchvision, with timm's names.
+"""Weights of backbones from files, installed packages or timm, with timm's names.
 
 EfficientNet weights with the names of the first PyTorch port (Luke Melas-Kyriazi's) are renamed to timm's. Both follow
 TensorFlow's padding and batch norm, so timm's `tf_efficientnet_*` compute the same with them. Packages of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vlp_models.common.packages import find_weights_file, library_of
 from vlp_models.common.state_dicts import read_state_dict
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError, first_line
 
 
 def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> dict[str, Tensor]:
@@ -37,15 +37,21 @@ def read_backbone_weights(weights: str, model: str, root: Path, where: str) -> d
     if library == "torchvision":
         raise ParamsError(f"{where}: torchvision's own weights are detectors'; `timm` has its backbones'")
     if library == "timm":
-        return fetch_timm(pretrained_model_name(weights, model), where)
+        import timm
+
+        name = pretrained_model_name(weights, model)
+        check_model(name, where)
+        try:
+            net: Any = timm.create_model(name, pretrained=True)  # from timm's cache or the network; executes no code
+        except Exception as error:  # a download can raise anything, from several libraries
+            raise CheckpointError(
+                f"{where}: timm's weights of `{name}` are not available ({first_line(error)}); without a network, "
+                "name a file or an installed package"
+            ) from None
+        return {key: tensor.detach() for key, tensor in net.state_dict().items()}
     state = read_state_dict(find_weights_file(weights, root, where))
     # Only the original port names its stem so; all other files have timm's names.
-    if "_conv_stem.weight" not in state:
-        return state
-    try:
-        return efficientnet_to_timm(state, _stage_lengths(model, where))
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {weights}: {error}") from None
+    return _rename_efficientnet(state, model, where, weights) if "_conv_stem.weight" in state else state
 
 
 def pretrained_model_name(weights: str, model: str) -> str:
@@ -56,25 +62,6 @@ def pretrained_model_name(weights: str, model: str) -> str:
     if library_of(weights) != "timm":
         return model
     return weights.partition(":")[2] or model
-
-
-def fetch_timm(name: str, where: str) -> dict[str, Tensor]:
-    """Return timm's own weights of a model, from its cache or the network. timm loads them without executing code.
-
-    Raises:
-        CheckpointError: timm has no such weights, or the download failed.
-    """
-    import timm
-
-    check_model(name, where)
-    try:
-        net: Any = timm.create_model(name, pretrained=True)
-    except Exception as error:  # a download can raise anything, from several libraries
-        raise CheckpointError(
-            f"{where}: timm's weights of `{name}` are not available ({_first_line(error)}); without a network, name a "
-            "file or an installed package"
-        ) from None
-    return {key: tensor.detach() for key, tensor in net.state_dict().items()}
 
 
 def data_config(name: str) -> dict[str, Any]:
@@ -97,28 +84,6 @@ def data_config(name: str) -> dict[str, Any]:
     return resolved
 
 
-def fetch_torchvision(builder: str, where: str) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    """Return torchvision's own weights of a detector, from its cache or the network, and their metadata.
-
-    Args:
-        builder: name of the function in torchvision, such as `fasterrcnn_resnet50_fpn`.
-
-    Raises:
-        CheckpointError: the download failed.
-    """
-    from vlp_models.vision.torchvision_parts import get_model_weights
-
-    entry = get_model_weights(builder)["DEFAULT"]
-    try:
-        state = entry.get_state_dict(progress=False, check_hash=True, weights_only=True)
-    except Exception as error:  # a download can raise anything
-        raise CheckpointError(
-            f"{where}: torchvision's weights are not available from {entry.url} ({_first_line(error)}); without a "
-            "network, name the file"
-        ) from None
-    return dict(state), entry.meta
-
-
 def check_model(name: str, where: str) -> None:
     """Check that timm has a model, and weights, of this name.
 
@@ -139,10 +104,6 @@ def check_model(name: str, where: str) -> None:
     near = difflib.get_close_matches(misspelled, valid_names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else "`timm.list_models()` lists the names"
     raise ParamsError(f"{where}: timm has no model `{name}`; {hint}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 # ---- EfficientNet names ------------------------------------------------------------------------------------------
@@ -170,23 +131,27 @@ SEPARABLE = INVERTED | {"_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"
 BLOCK = re.compile(r"_blocks\.(\d+)\.([a-z0-9_]+)\.(.+)")
 
 
-def efficientnet_to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> dict[str, Tensor]:
-    """Rename the weights of the original EfficientNet port to timm's names.
-
-    Args:
-        stages: number of blocks in each of timm's stages; the original numbers all blocks consecutively.
+def _rename_efficientnet(state: Mapping[str, Tensor], model: str, where: str, weights: str) -> dict[str, Tensor]:
+    """Rename the weights of the original EfficientNet port to timm's names of `model`.
 
     Raises:
         CheckpointError: another number of blocks, or an unknown name.
     """
+    import timm
+
+    # The original numbers all blocks consecutively, timm those of each stage; other models have no such blocks.
     positions: list[tuple[int, int]] = []  # stage and block of each of the original's blocks
-    for stage, length in enumerate(stages):
-        positions += [(stage, block) for block in range(length)]
+    if model:
+        check_model(model, where)
+        net: Any = timm.create_model(model, pretrained=False)
+        for stage, blocks in enumerate(getattr(net, "blocks", [])):
+            positions += [(stage, block) for block in range(len(blocks) if hasattr(blocks, "__len__") else 0)]
     matches = filter(None, map(BLOCK.fullmatch, state))
-    blocks = {int(match[1]) for match in matches}
-    if blocks != set(range(len(positions))):
+    numbers = {int(match[1]) for match in matches}
+    if numbers != set(range(len(positions))):
         raise CheckpointError(
-            f"an EfficientNet of {len(blocks)} blocks, but the model has {len(positions)}; name the matching timm model"
+            f"{where}: {weights}: an EfficientNet of {len(numbers)} blocks, but the model has {len(positions)}; name the "
+            "matching timm model"
         )
     renamed = {}
     for name, tensor in state.items():
@@ -199,18 +164,8 @@ def efficientnet_to_timm(state: Mapping[str, Tensor], stages: Sequence[int]) -> 
             part, _, rest = name.partition(".")
             prefix, table = "", STEM_AND_HEAD
         if part not in table:
-            raise CheckpointError(f"unknown weight `{name}` in an EfficientNet with the original port's names")
+            raise CheckpointError(
+                f"{where}: {weights}: unknown weight `{name}` in an EfficientNet with the original port's names"
+            )
         renamed[f"{prefix}{table[part]}.{rest}"] = tensor
     return renamed
-
-
-def _stage_lengths(model: str, where: str) -> list[int]:
-    """Return the number of blocks in each stage of an EfficientNet; for other models, lengths that match none."""
-    import timm
-
-    if not model:
-        return []
-    check_model(model, where)
-    net: Any = timm.create_model(model, pretrained=False)
-    stages = getattr(net, "blocks", [])
-    return [len(stage) for stage in stages if hasattr(stage, "__len__")]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
 from vlp_models.data.sample import RegionArrays
-from vlp_models.errors import CheckpointError, DataError, ParamsError
+from vlp_models.errors import CheckpointError, DataError, ParamsError, first_line
 from vlp_models.params import TimmParams, build
 from vlp_models.vision.detector_checkpoint import (
     CONFIG,
@@ -90,6 +90,7 @@ class TimmBackbone(nn.Module):
         super().__init__()
         self.config = config
         self.net: Any = timm.create_model(config.model, pretrained=False, num_classes=config.num_classes)
+        self._prefix_tokens = int(getattr(self.net, "num_prefix_tokens", 0))  # such as [CLS], before the patches
 
     def forward(self, pixels_13HW: Tensor, max_cells: int) -> tuple[Tensor, Tensor, tuple[int, int]]:
         """Return the cells of one image, row by row.
@@ -136,8 +137,8 @@ class TimmBackbone(nn.Module):
     def _as_map(self, last: Tensor) -> Tensor:
         """Return [1, C, h, w] from any layout."""
         layout = self._layout(last)
-        if layout == "NLC":  # prefix tokens such as [CLS], then a square of patches
-            patches_1LC = last[:, self._prefix_tokens() :]
+        if layout == "NLC":  # prefix tokens, then a square of patches
+            patches_1LC = last[:, self._prefix_tokens :]
             return patches_1LC.mT.unflatten(2, (math.isqrt(patches_1LC.shape[1]), -1))
         return last.permute(0, 3, 1, 2) if layout == "NHWC" else last
 
@@ -145,7 +146,7 @@ class TimmBackbone(nn.Module):
         """Return the input of the classifier's last layer for each cell, [N, ...], and its logits [N, classes]."""
         # N images of one cell each
         if layout == "NLC":  # repeat the cell, so that any token the classifier reads is the cell
-            images = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens(), -1)
+            images = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens, -1)
         elif layout == "NCHW":
             images = cells_NC[:, :, None, None]
         else:
@@ -153,9 +154,6 @@ class TimmBackbone(nn.Module):
         hidden = self.net.forward_head(images, pre_logits=True).flatten(1)
         logits = self.net.forward_head(images) if self.config.num_classes else hidden[:, :0]
         return hidden, logits
-
-    def _prefix_tokens(self) -> int:
-        return int(getattr(self.net, "num_prefix_tokens", 0))
 
 
 # ---- Make, save, load --------------------------------------------------------------------------------------------
@@ -252,24 +250,14 @@ def load_backbone(directory: Path, device: str = "cpu") -> LoadedBackbone:
 
 def _measure_feature_dim(model: TimmBackbone) -> int:
     """Run a blank image and return the length of a cell's feature."""
-    # What timm raises for an unsupported side depends on the architecture.
     side, key = model.config.side, f"{SECTION}.model: {model.config.model}`"
     try:
         with torch.inference_mode():
             blank = torch.zeros(1, 3, side, side)
             features, logits, grid = model(blank, 4)
             shape = model.map_of(blank).shape[-2:]
-    except (
-        RuntimeError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        IndexError,
-        AssertionError,
-        NotImplementedError,
-    ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParamsError(f"{key}: no feature map for images of {side} pixels ({reason})") from None
+    except Exception as error:  # what timm raises for an unsupported side depends on the architecture
+        raise ParamsError(f"{key}: no feature map for images of {side} pixels ({first_line(error)})") from None
     if shape == (1, 1):  # only a class token, or the image is a single cell, whatever `levels` have
         raise ParamsError(f"{key}: no feature map for images of {side} pixels, only one cell")
     if logits.shape != (math.prod(grid), model.config.num_classes):
@@ -327,15 +315,6 @@ class CellExtractor:
         self._side, self._resampling = config.side, RESAMPLING[config.interpolation]
         self._mean, self._std = (torch.tensor(value, device=self._device) for value in (config.mean, config.std))
         self._max_regions = max_regions
-
-    @classmethod
-    def load(cls, directory: Path, device: str = "cpu", *, max_regions: int) -> CellExtractor:
-        """Load the backbone in data/detector or a copy of it.
-
-        Raises:
-            CheckpointError: no backbone, or a damaged one.
-        """
-        return cls(load_backbone(directory, device), max_regions=max_regions)
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
         """Return the regions of each image, in order.

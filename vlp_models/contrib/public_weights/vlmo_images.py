@@ -71,9 +71,10 @@ def convert_beit(state: Mapping[str, Tensor], request: ImportRequest) -> Importe
         "patch": patch,
         "side": grid_side(rows) * patch,
     }
-    other_positions = request.config.get("positions", "relative") != "relative"
-    other = ["positions and feed_forward must be `relative` and `experts`"]
-    _check_sizes("BEiT", sizes, request, other if other_positions or _shares_experts(request) else [])
+    other = request.config.get("positions", "relative") != "relative" or request.config.get("feed_forward") == "shared"
+    _check_sizes(
+        "BEiT", sizes, request, ["positions and feed_forward must be `relative` and `experts`"] if other else []
+    )
 
     for layer in range(layers):
         mapping.attention(layer, f"blocks.{layer}", hidden)
@@ -140,8 +141,8 @@ def convert_vit(state: Mapping[str, Tensor], request: ImportRequest, notes: tupl
         "side": grid * patch,
         "positions": "absolute",
     }
-    shares = _shares_experts(request)
-    _check_sizes("the ViT", config, request, ["feed_forward must be `experts`"] if shares else [])
+    shared_experts = request.config.get("feed_forward") == "shared"
+    _check_sizes("the ViT", config, request, ["feed_forward must be `experts`"] if shared_experts else [])
 
     for layer in range(layers):
         block = f"blocks.{layer}"
@@ -207,10 +208,6 @@ def read_timm_stem(source: Path, request: ImportRequest) -> ImportedModel:
     return ImportedModel(
         family="vlmo", origin="a CNN's", config=request.config, weights=weights, notes=notes, reads_regions=False
     )
-
-
-def _shares_experts(request: ImportRequest) -> bool:
-    return bool(request.config.get("feed_forward") == "shared")
 
 
 def _check_sizes(origin: str, sizes: Mapping[str, Any], request: ImportRequest, wrong: list[str]) -> None:
