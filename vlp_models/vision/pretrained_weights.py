@@ -150,8 +150,8 @@ def _rename_efficientnet(state: Mapping[str, Tensor], model: str, where: str, we
     numbers = {int(match[1]) for match in matches}
     if numbers != set(range(len(positions))):
         raise CheckpointError(
-            f"{where}: {weights}: an EfficientNet of {len(numbers)} blocks, but the model has {len(positions)}; name the "
-            "matching timm model"
+            f"{where}: {weights}: an EfficientNet of {len(numbers)} blocks, but the model has {len(positions)}; name "
+            "the matching timm model"
         )
     renamed = {}
     for name, tensor in state.items():
