@@ -12,7 +12,6 @@ from vlp_models.curation.duplicates.leakage import Leak, write_leaks
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
 from vlp_models.evaluation.contamination import LeakedItems, TrainingData, score_without_leaked, training_sources
-from vlp_models.metrics.classification import Judgment, score_nlvr
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import load_params
 
@@ -109,13 +108,16 @@ def test_training_sources_include_those_of_the_pretraining() -> None:
 
 
 def test_a_statement_with_a_leaked_image_leaves_consistency() -> None:
-    judged = [
-        Judgment(item=f"s{group}-{k}", group=f"statement {group}", label=True, prediction=group < 30)
-        for group in range(60)
-        for k in range(2)
-    ]
+    """The score of an item that is about several samples, as a sentence of NLVR is about two images."""
+    groups = [f"statement {group}" for group in range(60)]
+    samples = [[f"s{group}-{k}" for k in range(2)] for group in range(60)]
+    right = [float(group < 30) for group in range(60)]
+    consistency = mean_score("consistency", right, groups, samples=samples)
+    items = [item for both in samples for item in both]
+    item_groups = [group for group in groups for _ in range(2)]
+    accuracy = mean_score("accuracy", [value for value in right for _ in range(2)], item_groups, items=items)
     leaked = LeakedItems(images=frozenset(f"s{group}-1" for group in range(30)), texts=frozenset())
-    for score, count, n in zip(score_nlvr(judged), (30, 30), (90, 30), strict=True):
+    for score, count, n in ((accuracy, 30, 90), (consistency, 30, 30)):
         found = score_without_leaked(score, leaked, WHOLE, resamples=0, seed=1)
         assert found is not None and (found["images"], found["without_images"]["n"]) == (count, n), score.metric
         assert found["without_images"]["value"] == pytest.approx(100 * 30 / 90 if n == 90 else 0.0, abs=1e-3)

@@ -12,7 +12,6 @@ from vlp_models.common.unicode_words import split_words
 from vlp_models.curation.duplicates.leakage import compare_sentences
 from vlp_models.data.tokenizer import _join
 from vlp_models.metrics.caption import score_captions
-from vlp_models.metrics.classification import HypothesisOnly
 from vlp_models.metrics.coco_tools import ptb_like, tokenize, tokenize_captions
 from vlp_models.metrics.score import Score
 
@@ -118,12 +117,6 @@ def test_notes_depend_on_references_only() -> None:
 def test_stray_signs_of_no_width_are_no_words() -> None:
     assert ptb_like("a\u200b \u200edog\u200f \ufeffrun\u00adning \u200d \u200c") == "a dog running"
     assert ptb_like("❤️ ❤ 1️⃣") == "❤ ❤ 1⃣"
-
-
-def test_hypothesis_only_reads_whole_words() -> None:
-    """The words differ in vowel signs only."""
-    model = HypothesisOnly([("कि", "yes"), ("की", "no"), ("狗跑", "yes"), ("猫跑", "no")])
-    assert [model.predict(text) for text in ("कि", "की", "狗", "猫")] == ["yes", "no", "yes", "no"]
 
 
 def test_sentences_that_differ_in_vowel_signs_are_not_equal() -> None:

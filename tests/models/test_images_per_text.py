@@ -32,10 +32,10 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> SampleScenes:
 
 
 def built(scenes: SampleScenes, family: str, images: int = 3, **config: Any) -> Trial:
-    """Return a model in eval mode, whose vectors of places are not zero."""
+    """Return a model in eval mode, whose vectors of places are large, so that they count also in small models."""
     trial = build_trial(family, small_config(family, {"images_per_text": images, **config}), scenes)
     if images > 1:
-        nn.init.normal_(trial.model.place_embedding.later)  # type: ignore[union-attr, arg-type]
+        nn.init.normal_(trial.model.place_embedding.later, std=10.0)  # type: ignore[union-attr, arg-type]
     trial.model.eval()
     return trial
 

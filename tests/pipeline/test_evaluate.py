@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.features import write_chunk, write_index
 from vlp_models.data.sample import RegionArrays
-from vlp_models.data.tables import read_table, write_table
+from vlp_models.data.tables import read_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import read_items, write_items
 from vlp_models.models import DataFacts, build_model
@@ -47,42 +45,16 @@ SIZES = {
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
     scenes = GeneratorParams(generator="objects", seed=3, train=10, val=2, test=6, questions_per_image=4, side=64)
-    tasks = ("captioning", "vqa", "nlvr", "retrieval", "entailment")
+    tasks = ("captioning", "vqa", "retrieval")
     runs = {task: dataclasses.replace(loaded.finetune["tden-vqa"], task=task) for task in tasks}
     return dataclasses.replace(
         loaded,
         generate={"scenes": scenes},
         finetune=runs,
         evaluate=dataclasses.replace(
-            loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blind_baseline=["vqa", "nlvr"]
+            loaded.evaluate, splits=["test"], batch_size=4, bootstrap=50, blind_baseline=["vqa"]
         ),
     )
-
-
-def statements(image_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Two sentences over the images; the last label is hidden."""
-    return [
-        {
-            "statement_id": f"{image_id}-s{i}",
-            "image_id": image_id,
-            "text": "there is a circle",
-            "label": None if i == len(image_ids) - 1 else True,
-            "group": f"scenes/{i % 2}",
-            "provenance": "",
-        }
-        for i, image_id in enumerate(image_ids)
-    ]
-
-
-def hypotheses(image_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """One an image, their labels in turns; the last label is hidden."""
-    labels: list[str | None] = [ENTAILMENT[i % 3] for i in range(len(image_ids))]
-    labels[-1] = None
-    about = {"text": "there is a circle", "annotator_labels": [], "provenance": ""}
-    return [
-        {"hypothesis_id": f"{image_id}#h", "image_id": image_id, "gold_label": label, **about}
-        for image_id, label in zip(image_ids, labels, strict=True)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +66,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Works
         prepare.run(params, workspace, "scenes")
     shutil.copytree(workspace.interim("scenes"), workspace.validated)
     images = read_table("images", workspace.validated).to_pylist()
-    test_ids = sorted(row["image_id"] for row in images if row["split"] == "test")
-    write_table(statements(test_ids), "statements", workspace.validated)
-    write_table(hypotheses(test_ids), "hypotheses", workspace.validated)
     rng = np.random.default_rng(0)
     regions = [(row["image_id"], random_regions(rng)) for row in images]
     workspace.features.mkdir(parents=True)
@@ -142,7 +111,7 @@ def write_model(directory: Path, task: str, tokenizer: Tokenizer, blank_images: 
         vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id, feature_dim=4, num_classes=len(CLASSES)
     )
     model = build_model("tden", SIZES, facts)
-    labels = {"vqa": ANSWERS, "entailment": list(ENTAILMENT)}.get(task, [])
+    labels = ANSWERS if task == "vqa" else []
     directory.mkdir(parents=True)
     write_checkpoint(directory, task_class(task)(model, tokenizer, info, labels=labels), info, tokenizer, labels)
 
@@ -162,13 +131,11 @@ def of_split(workspace: Workspace, table: str, split: str) -> list[dict[str, Any
     return [row for row in read_table(table, workspace.validated).to_pylist() if row["image_id"] in ids]
 
 
-def test_every_image_question_and_statement_is_predicted_once(workspace: Workspace) -> None:
+def test_every_image_and_question_is_predicted_once(workspace: Workspace) -> None:
     for run, table, key in (
         ("captioning", "images", "image_id"),
         ("vqa", "questions", "question_id"),
-        ("nlvr", "statements", "statement_id"),
         ("retrieval", "images", "image_id"),
-        ("entailment", "hypotheses", "hypothesis_id"),
     ):
         expected = sorted(row[key] for row in of_split(workspace, table, "test"))
         assert sorted(row[key] for row in predictions(workspace, run)) == expected
@@ -212,7 +179,7 @@ def test_item_scores_average_to_the_scores(workspace: Workspace, params: Params,
             evidence = items.evidence()
             value = evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0]
             assert value == pytest.approx(found[name]["value"], abs=1e-3)
-            assert all("dataset=scenes" in own for own in items.slices) or name == "consistency"
+            assert all("dataset=scenes" in own for own in items.slices)
         write_items(tmp_path / "again.parquet", several)
         assert (tmp_path / "again.parquet").read_bytes() == path.read_bytes()
     vqa = {items.metric: items for items in read_items(workspace.evaluation("vqa") / "items.parquet")}["accuracy"]
@@ -250,16 +217,6 @@ def test_vqa_baselines_use_the_train_split(workspace: Workspace) -> None:
     assert all("answer_blind" in row and len(row["top"]) == 5 for row in predictions(workspace, "vqa"))
 
 
-def test_nlvr_scores_known_labels_and_predicts_all(workspace: Workspace) -> None:
-    found, rows = scores(workspace, "nlvr"), predictions(workspace, "nlvr")
-    known = [row for row in rows if row["label"] is not None]
-    assert len(rows) == 6 and found["accuracy"]["n"] == 5
-    right = sum(row["prediction"] == row["label"] for row in known)
-    assert found["accuracy"]["value"] == pytest.approx(100 * right / 5)
-    assert found["consistency"]["n"] == 2
-    assert found["accuracy"]["baselines"]["majority label"] == 100  # every known label is true
-
-
 def test_retrieval_ranks_every_caption_and_image(workspace: Workspace) -> None:
     found, rows = scores(workspace, "retrieval"), predictions(workspace, "retrieval")
     ranks = [caption["rank"] for row in rows for caption in row["captions"]]
@@ -293,11 +250,6 @@ def test_official_files(workspace: Workspace) -> None:
     assert all(isinstance(row["image_id"], int) and isinstance(row["caption"], str) for row in captions)
     answers = read_json(workspace.evaluation("vqa") / "vqa_scenes_test_results.json")
     assert all(isinstance(row["question_id"], int) and row["answer"] in ANSWERS for row in answers)
-    lines = (workspace.evaluation("nlvr") / "nlvr_scenes_test_predictions.csv").read_text().splitlines()
-    assert len(lines) == 6
-    for line in lines:
-        name, verdict = line.split(",")
-        assert name.endswith((".png", ".jpg")) and verdict in ("true", "false")
 
 
 def test_equal_work_gives_equal_files(workspace: Workspace, params: Params) -> None:
@@ -329,27 +281,15 @@ def test_blind_training_is_evaluated_blind(workspace: Workspace, params: Params)
     assert {row["question_id"]: row["answer"] for row in predictions(workspace, "text-only")} == blank
 
 
-def test_entailment_is_scored_on_known_labels(workspace: Workspace) -> None:
-    found, rows = scores(workspace, "entailment"), predictions(workspace, "entailment")
-    known = [row for row in rows if row["label"] is not None]
-    assert len(rows) == 6 and found["accuracy"]["n"] == len(known) == 5
-    right = sum(row["prediction"] == row["label"] for row in known)
-    assert found["accuracy"]["value"] == pytest.approx(100 * right / 5, abs=1e-3)
-    kept = {items.metric for items in read_items(workspace.evaluation("entailment") / "items.parquet")}
-    assert {"accuracy", "macro F1", "recall (neutral)"} <= kept
-    file = workspace.evaluation("entailment") / "snli_ve_scenes_test_predictions.tsv"
-    assert len(file.read_text().splitlines()) == 7
-
-
 def test_evaluate_on_scores_any_dataset(workspace: Workspace, params: Params) -> None:
     """Its sources say nothing of it where `evaluate_on` does; what is not there is an error, not a silent nothing."""
-    elsewhere = dataclasses.replace(params.finetune["nlvr"], sources={"other": 1}, evaluate_on=["scenes"], variant="d")
-    evaluate.run(dataclasses.replace(params, finetune={"nlvr": elsewhere}), workspace, "nlvr")
-    found = scores(workspace, "nlvr")["accuracy"]
+    elsewhere = dataclasses.replace(params.finetune["vqa"], sources={"other": 1}, evaluate_on=["scenes"], variant="d")
+    evaluate.run(dataclasses.replace(params, finetune={"vqa": elsewhere}), workspace, "vqa")
+    found = scores(workspace, "vqa")["accuracy"]
     assert (found["dataset"], found["model"], found["family"], found["variant"]) == ("scenes", "small", "tden", "d")
     lost = dataclasses.replace(elsewhere, evaluate_on=["flickr30k"])
     with pytest.raises(ParamsError, match="no dataset `flickr30k`"):
-        evaluate.run(dataclasses.replace(params, finetune={"nlvr": lost}), workspace, "nlvr")
+        evaluate.run(dataclasses.replace(params, finetune={"vqa": lost}), workspace, "vqa")
 
 
 def test_errors_name_the_way_out(workspace: Workspace, params: Params) -> None:
@@ -357,8 +297,8 @@ def test_errors_name_the_way_out(workspace: Workspace, params: Params) -> None:
         evaluate.run(params, workspace, "vaq")
     with pytest.raises(DataError, match="finetune@other"):
         evaluate.run(dataclasses.replace(params, finetune={"other": params.finetune["vqa"]}), workspace, "other")
-    before = (workspace.evaluation("nlvr") / "scores.json").read_bytes()
+    before = (workspace.evaluation("vqa") / "scores.json").read_bytes()
     only_train = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, splits=["train"]))
     with pytest.raises(DataError, match="nothing to score in train"):
-        evaluate.run(only_train, workspace, "nlvr")
-    assert (workspace.evaluation("nlvr") / "scores.json").read_bytes() == before
+        evaluate.run(only_train, workspace, "vqa")
+    assert (workspace.evaluation("vqa") / "scores.json").read_bytes() == before

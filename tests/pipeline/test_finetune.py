@@ -18,6 +18,7 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.models.checkpoint import read_config
 from vlp_models.params import Params
 from vlp_models.pipeline.stages import finetune, pretrain
+from vlp_models.tasks import TASKS
 from vlp_models.tasks.base import load_task_model
 
 
@@ -47,7 +48,7 @@ def weights(workspace: Workspace, name: str) -> dict[str, torch.Tensor]:
     return load_file(workspace.checkpoint(name) / "model.safetensors")
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment"])
+@pytest.mark.parametrize("task", TASKS)
 def test_each_task_starts_from_the_pretrained_weights(workspace: Workspace, task: str) -> None:
     still = params_of(
         workspace, **{task: {"optimizer": replace(params_of(workspace).finetune[task].optimizer, lr=0.0)}}
@@ -88,10 +89,10 @@ def test_self_critical_training_starts_from_a_captioner(workspace: Workspace) ->
 
 
 def test_without_pretraining_it_starts_from_the_initial_weights(workspace: Workspace) -> None:
-    still = replace(params_of(workspace).finetune["nlvr"].optimizer, lr=0.0)
+    still = replace(params_of(workspace).finetune["vqa"].optimizer, lr=0.0)
     fields = {"start": "initial/tden", "optimizer": still}
-    finetune.run(params_of(workspace, nlvr_fresh=fields), workspace, "nlvr_fresh")
-    before, after = weights(workspace, "initial/tden"), weights(workspace, "finetune/nlvr_fresh")
+    finetune.run(params_of(workspace, vqa_fresh=fields), workspace, "vqa_fresh")
+    before, after = weights(workspace, "initial/tden"), weights(workspace, "finetune/vqa_fresh")
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     words = "model.text_embedding.words.weight"
     assert not torch.equal(weights(workspace, "pretrain/tden")[words], before[words])
@@ -134,14 +135,14 @@ def test_checkpoint_with_other_classes_is_refused(workspace: Workspace) -> None:
 
 
 def test_what_is_missing_or_unknown_is_named(workspace: Workspace) -> None:
-    with pytest.raises(ParamsError, match="no fine-tuning run `vcrr`; did you mean `vcr`"):
-        finetune.run(params_of(workspace), workspace, "vcrr")
+    with pytest.raises(ParamsError, match="no fine-tuning run `vqqa`; did you mean `vqa`"):
+        finetune.run(params_of(workspace), workspace, "vqqa")
     with pytest.raises(ParamsError, match="no dataset `coco`"):
         finetune.run(params_of(workspace, vqa={"sources": {"coco": 1}}), workspace, "vqa")
     with pytest.raises(ParamsError, match=r"`finetune\.vqa\.options\.beams`: unknown option of the task vqa"):
         finetune.run(params_of(workspace, vqa={"options": {"beams": 2}}), workspace, "vqa")
     with pytest.raises(DataError, match="dvc repro finetune@vqa"):
-        finetune.run(params_of(workspace, nlvr={"start": "finetune/vqa"}), workspace, "nlvr")
+        finetune.run(params_of(workspace, retrieval={"start": "finetune/vqa"}), workspace, "retrieval")
 
 
 def test_texts_per_image_needs_a_supporting_task(workspace: Workspace) -> None:

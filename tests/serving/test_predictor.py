@@ -1,22 +1,21 @@
-"""Tasks that are not served, and the number of images and texts that the command line takes."""
+"""Tasks that are not served."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from toy_dataset import make_toy
 from toy_tasks import make
 
-from vlp_models.cli import predict as cli
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.serving.bundle import write_content
 from vlp_models.serving.predictor import Predictor
+from vlp_models.tasks import TASKS
 
 
-@pytest.mark.parametrize("task", ["retrieval", "vcr"])
+@pytest.mark.parametrize("task", [task for task in ("retrieval", "vcr") if task in TASKS])
 def test_unserved_task_is_an_error_before_the_detector_loads(tmp_path: Path, task: str) -> None:
     task_model = make(make_toy(tmp_path), task)
     (tmp_path / "checkpoint").mkdir()
@@ -24,40 +23,3 @@ def test_unserved_task_is_an_error_before_the_detector_loads(tmp_path: Path, tas
     write_content(tmp_path, [])
     with pytest.raises(CheckpointError, match=f"the task {task} cannot be served .*`dvc repro evaluate` scores it"):
         Predictor(tmp_path)
-
-
-def test_command_line_takes_as_many_images_as_the_task(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-
-    def predictions(task: str, images: list[Any], texts: list[str] | None, model: str) -> list[dict[str, Any]]:
-        calls.append((task, images, texts))
-        return [{"prediction": True, "p_true": 0.9, "caption": "a cup"}]
-
-    monkeypatch.setattr(cli, "predictions", predictions)
-    cli.judge(["a.png"], "one cup")
-    cli.judge(["a.png", "b.png"], "two cups")
-    cli.predict("nlvr2", ["a.png", "b.png", "two cups"])
-    cli.predict("nlvr", ["a.png", "one cup"])
-    cli.predict("captioning", ["a.png"])
-    assert calls == [
-        ("nlvr", ["a.png"], ["one cup"]),
-        ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
-        ("nlvr2", [["a.png", "b.png"]], ["two cups"]),
-        ("nlvr", ["a.png"], ["one cup"]),
-        ("captioning", ["a.png"], None),
-    ]
-    assert capsys.readouterr().out.startswith("true  (p = 0.90)")
-    for task, given, message in (
-        ("nlvr2", ["a.png", "b.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: the text is missing: statement"),
-        ("nlvr2", ["a.png"], "vlp predict nlvr2 IMAGE IMAGE TEXT: got 1 arguments"),
-        ("nlvr", ["a.png", "b.png", "two cups"], "vlp predict nlvr IMAGE TEXT: got 3 arguments"),
-        ("nlvr", ["a.png", ""], "the text is missing"),
-        ("nlvr", ["a.png", " "], "the text is missing"),
-        ("captioning", ["a.png", "b.png"], "vlp predict captioning IMAGE: got 2 arguments"),
-    ):
-        with pytest.raises(ParamsError, match=message):
-            cli.predict(task, given)
-    with pytest.raises(ParamsError, match="got 3 images; a statement is about one or two"):
-        cli.judge(["a.png"] * 3, "three cups")

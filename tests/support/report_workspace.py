@@ -22,6 +22,7 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.data.tables import write_table
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import report
+from vlp_models.tasks import TASKS
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
@@ -30,7 +31,7 @@ HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 def params() -> Params:
     loaded = load_params(Path(__file__).parents[2] / "params.yaml")
     run = loaded.finetune["tden-vqa"]
-    runs = {task: dataclasses.replace(run, task=task) for task in ("captioning", "vqa", "nlvr")}
+    runs = {task: dataclasses.replace(run, task=task) for task in ("captioning", "vqa", "nlvr") if task in TASKS}
     return dataclasses.replace(loaded, finetune=runs)
 
 

@@ -290,6 +290,7 @@ def write_workspace(root: Path, **changes: Any) -> Params:
     import yaml
 
     from vlp_models.pipeline.stages import initial
+    from vlp_models.tasks import TASKS
 
     write_shards(root / "data" / "shards")
     write_tokenizer(root / "data" / "tokenizer")
@@ -309,8 +310,9 @@ def write_workspace(root: Path, **changes: Any) -> Params:
         "scheduled_sampling": {"scheme": "a"},
     }
     raw["pretrain"] = {"tden": {**raw["pretrain"]["tden"], "max_epochs": 2}, "two-pass": two_pass}
-    tasks = ("captioning", "vqa", "nlvr", "nlvr2", "retrieval", "vcr", "entailment")
-    raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks}
+    tasks = ("captioning", "vqa", "retrieval", "nlvr", "nlvr2", "vcr", "entailment")
+    # The last four are in a folder of contrib, which may be absent.
+    raw["finetune"] = {task: {"task": task, "start": "pretrain/tden"} for task in tasks if task in TASKS}
     for section, values in changes.items():
         raw[section] = merged(raw.get(section, {}), values)
     raw = json.loads(json.dumps(raw))  # no part twice: it would be dumped as an alias

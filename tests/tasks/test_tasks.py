@@ -18,7 +18,7 @@ from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.params import EvaluateParams
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskOptions, load_task_model, read_options
-from vlp_models.tasks.nlvr import NLVR
+from vlp_models.tasks.vqa import VQA
 
 
 def color_of(toy: Toy, split: str) -> dict[str, str]:
@@ -48,17 +48,6 @@ def test_vqa_without_images_does_not_learn(toy: Toy) -> None:
     batch = blind.collate([ShardDataset(toy.shards, "val", "questions")[0]])
     assert not batch.image.features_BRF.any()
     assert not batch.image.boxes_BR4.any()
-
-
-@pytest.mark.slow
-def test_nlvr_learns_to_judge_statements(toy: Toy) -> None:
-    nlvr = make(toy, "nlvr")
-    assert learn(nlvr, toy, 200, lr=2e-3) < 0.1
-    predictions = predict(nlvr, toy, "train")
-    assert sum(p["prediction"] == p["label"] for p in predictions) >= 0.95 * len(predictions)
-    first = predictions[0]
-    assert set(first) == {"statement_id", "image_id", "group", "label", "prediction", "p_true"}
-    assert first["prediction"] is (first["p_true"] > 0.5)
 
 
 def test_captioning_learns_to_describe(toy: Toy) -> None:
@@ -131,36 +120,35 @@ def test_rewards_and_masked_words_do_not_share_images(toy: Toy) -> None:
     assert not can_share(rewarded.model, rewarded.options) and not can_share(captioning.model, masked)
 
 
-@pytest.mark.parametrize("task", ["vqa", "nlvr", "nlvr2"])
-def test_hidden_answers_are_predicted_but_not_trained_on(toy: Toy, task: str) -> None:
-    task_model = make(toy, task)
-    sample = with_values(ShardDataset(toy.shards, "test", task_model.view)[0], answers=(), label=None)
+def test_hidden_answers_are_predicted_but_not_trained_on(toy: Toy) -> None:
+    task_model = make(toy, "vqa")
+    sample = with_values(ShardDataset(toy.shards, "test", task_model.view)[0], answers=())
     batch = task_model.collate([sample])
     assert len(task_model.predict(batch, [sample])) == 1
     with pytest.raises(DataError, match="hidden"):
         task_model.loss(batch, generator=any_generator())
 
 
-@pytest.mark.parametrize("task", ["captioning", "vqa", "nlvr", "nlvr2", "vcr"])
+@pytest.mark.parametrize("task", ["captioning", "vqa"])
 def test_loaded_checkpoint_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
-    task_model = make(toy, task, blank_images=task == "nlvr")
+    task_model = make(toy, task, blank_images=task == "vqa")
     learn(task_model, toy, 3)
     write_checkpoint(tmp_path, task_model, task_model.info, task_model.tokenizer, task_model.labels)
     loaded = load_task_model(tmp_path)
     assert not loaded.training
     assert loaded.info.detector_id == "toy"
-    assert loaded.blank_images is (task == "nlvr")
+    assert loaded.blank_images is (task == "vqa")
     assert predict(loaded, toy, "val") == predict(task_model, toy, "val")
 
 
 def test_invalid_tasks_and_models_are_errors(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="known: captioning, vqa, nlvr, nlvr2, entailment, retrieval, vcr"):
+    with pytest.raises(ParamsError, match="known: captioning, vqa, retrieval"):
         make(toy, "painting")
     with pytest.raises(DataError, match="min_answer_count"):
-        task_class("vqa")(toy.model(), toy.tokenizer, make(toy, "nlvr").info)
+        task_class("vqa")(toy.model(), toy.tokenizer, make(toy, "vqa").info)
     with pytest.raises(ParamsError, match="cannot generate"):
-        task_class("captioning")(torch.nn.Linear(1, 1), toy.tokenizer, make(toy, "nlvr").info)
-    pretrained = make(toy, "nlvr")
+        task_class("captioning")(torch.nn.Linear(1, 1), toy.tokenizer, make(toy, "vqa").info)
+    pretrained = make(toy, "vqa")
     write_checkpoint(tmp_path, pretrained, replace(pretrained.info, task=None), toy.tokenizer)
     with pytest.raises(CheckpointError, match="fine-tune it first"):
         load_task_model(tmp_path)
@@ -172,14 +160,15 @@ def test_options_are_typed_and_unknown_ones_are_errors() -> None:
         rate: float = 0.5
         kind: Literal["all", "some"] = "all"
 
-    class WithOptions(NLVR):
-        options_class = Options
+    class WithOptions(VQA):
+        options_class: type[TaskOptions] = Options
 
     assert read_options(WithOptions, {}) == Options()
     assert read_options(WithOptions, {"rate": 1}) == Options(rate=1.0)
-    with pytest.raises(ParamsError, match=r"options\.rat`: unknown option of the task nlvr; its options: rate, kind"):
+    with pytest.raises(ParamsError, match=r"options\.rat`: unknown option of the task vqa; its options: rate, kind"):
         read_options(WithOptions, {"rat": 1}, where="finetune.x.options")
     with pytest.raises(ParamsError, match=r"`finetune\.x\.options\.kind` must be one of all, some"):
         read_options(WithOptions, {"kind": "most"}, where="finetune.x.options")
+    WithOptions.options_class = TaskOptions
     with pytest.raises(ParamsError, match="it has no options"):
-        read_options(NLVR, {"rate": 1})
+        read_options(WithOptions, {"rate": 1})

@@ -58,15 +58,6 @@ def test_learns_to_answer(toy: Toy) -> None:
     assert sum(row["answer"] == wanted[row["question_id"]] for row in rows) >= 7
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["nlvr", "nlvr2", "vcr", "entailment"])
-def test_learns_tasks_of_the_fused_feature(toy: Toy, task: str) -> None:
-    own = unified(toy)
-    made = make(own, task).train()
-    first = learn(made, own, 1)
-    assert learn(made, own, 80) < 0.5 * first
-
-
 def test_unsupported_task_is_an_error(toy: Toy) -> None:
     with pytest.raises(ParamsError, match="retrieval"):
         make(unified(toy), "retrieval")

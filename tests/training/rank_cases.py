@@ -48,6 +48,7 @@ from vlp_models.objectives.loss import Loss, WeightedLosses
 from vlp_models.objectives.masked_modeling import select_tokens
 from vlp_models.objectives.moving_average import UpdateAccumulator
 from vlp_models.params import ScheduledSamplingParams
+from vlp_models.tasks import TASKS
 from vlp_models.tasks.self_critical import SelfCriticalLoss, SelfCriticalParams, self_critical_loss
 from vlp_models.training.normalization import mean_losses, normalize, total_over_ranks
 from vlp_models.training.recipe import make_recipe
@@ -89,7 +90,7 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     every["two_pass_single"] = lambda: passes("b", size=1)
     for name in (*XGPT.objectives, "two_pass", "single"):
         every[f"xgpt_{name}"] = lambda name=name: of_xgpt(name)
-    for task in ("captioning", "vqa", "nlvr", "vcr", "retrieval"):
+    for task in (task for task in ("captioning", "vqa", "nlvr", "vcr", "retrieval") if task in TASKS):
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
     every["retrieval_hardest"] = lambda: fine_tuning(folder, "retrieval", 7, options={"negatives": "hardest"})

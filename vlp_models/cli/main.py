@@ -55,7 +55,6 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Use a model": {
         "caption": predict.caption,
         "answer": predict.answer,
-        "judge": predict.judge,
         "predict": predict.predict,
     },
     "Registry and promotion": {
@@ -74,7 +73,6 @@ WORK = {
     "status": "comparing the workspace with dvc.lock",
     "caption": "loading the model",
     "answer": "loading the model",
-    "judge": "loading the model",
     "predict": "loading the model",
     "promote": "comparing registered versions",
     "rollback": "reading the registry",

@@ -1,4 +1,4 @@
-"""Commands that apply a registered model to images: caption, answer, judge, predict."""
+"""Commands that apply a registered model to images: caption, answer, predict."""
 
 from __future__ import annotations
 
@@ -143,22 +143,7 @@ def answer(
 
     Example: `vlp answer photo.jpg "What color is the cat?"`
     """
-    _print_predictions("vqa", [image], question, model)
-
-
-def judge(
-    images: Annotated[list[str], typer.Argument(help="One image file, or two: left and right.")],
-    statement: Annotated[str, typer.Argument(help="A statement about the image or the pair, in quotes.")],
-    model: Model = "",
-) -> None:
-    """Judge whether a statement about one image (NLVR) or two (NLVR2) is true."""
-    from vlp_models.tasks import task_class
-
-    task = "nlvr" if len(images) == 1 else "nlvr2"
-    request = task_class(task).request
-    if request is None or len(images) != request.images:
-        raise ParamsError(f"vlp judge: got {len(images)} images; a statement is about one or two")
-    _print_predictions(task, images, statement, model)
+    print_predictions("vqa", [image], question, model)
 
 
 def predict(
@@ -191,10 +176,10 @@ def predict(
         raise ParamsError(f"{usage}: got {len(inputs)} arguments")
     if request.text and not any(text.strip() for text in texts):
         raise ParamsError(f"{usage}: the text is missing: {request.text}")
-    _print_predictions(task, images, texts[0] if request.text else None, model)
+    print_predictions(task, images, texts[0] if request.text else None, model)
 
 
-def _print_predictions(task: str, images: list[str], text: str | None, model: str) -> None:
+def print_predictions(task: str, images: list[str], text: str | None, model: str) -> None:
     """Print the prediction of one request; several images belong to it together."""
     from vlp_models.tasks import task_class
 

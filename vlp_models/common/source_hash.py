@@ -38,6 +38,7 @@ TABLES = (
     "SECTIONS",
     "GENERATORS",
     "WEIGHTS",
+    "SCENE_FILES",
     "READERS",
     "IMAGE_READERS",
     "STAGES",

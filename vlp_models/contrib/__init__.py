@@ -95,6 +95,19 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "vlmo": "vlp_models.contrib.public_weights.vlmo_images:read_timm_weights",
         },
     },
+    "reasoning_tasks": {
+        "scene_files": {
+            "vcr_per_image": "vlp_models.contrib.reasoning_tasks.scenes.vcr:write_vcr",
+            "hypotheses_per_image": "vlp_models.contrib.reasoning_tasks.scenes.entailment:write_hypotheses",
+            "pair_sentences": "vlp_models.contrib.reasoning_tasks.scenes.image_pairs:write_pairs",
+        },
+        "tasks": {
+            "nlvr": "vlp_models.contrib.reasoning_tasks.nlvr:NLVR",
+            "nlvr2": "vlp_models.contrib.reasoning_tasks.nlvr:NLVR2",
+            "entailment": "vlp_models.contrib.reasoning_tasks.entailment:Entailment",
+            "vcr": "vlp_models.contrib.reasoning_tasks.vcr:VCR",
+        },
+    },
     "report_pictures": {
         "figures": {
             "vlmo": "vlp_models.contrib.report_pictures.vlmo_experts:figures",

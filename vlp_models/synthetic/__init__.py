@@ -10,3 +10,5 @@ GENERATORS = Table(
         "sentences": "vlp_models.synthetic.scenes.dataset:write_sentences",
     },
 )
+# option of the generator `objects` -> (pictures, options, folder) -> counts: writes further files about the same images
+SCENE_FILES = Table("scene_files", {})

@@ -1,4 +1,4 @@
-"""The downstream tasks, by their name in params.yaml.
+"""The downstream tasks, by their name in params.yaml; contrib/reasoning_tasks has four more.
 
 To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
 1. `data/views/`: a file with the view (table) that its samples come from, and a line in `VIEW_MODULES`.
@@ -31,11 +31,7 @@ TASKS = Table(
     {
         "captioning": "vlp_models.tasks.captioning:Captioning",
         "vqa": "vlp_models.tasks.vqa:VQA",
-        "nlvr": "vlp_models.tasks.nlvr:NLVR",
-        "nlvr2": "vlp_models.tasks.nlvr:NLVR2",
-        "entailment": "vlp_models.tasks.entailment:Entailment",
         "retrieval": "vlp_models.tasks.retrieval:Retrieval",
-        "vcr": "vlp_models.tasks.vcr:VCR",
     },
 )
 

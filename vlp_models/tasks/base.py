@@ -94,6 +94,7 @@ class TaskModel(nn.Module, ABC):
     why_no_blind     the reason if there is no blind baseline
     search_options   options of `evaluate` that `set_search` uses; None: all, if the task has a `set_search`, else none
     request          input of a served prediction; None: the task is not served
+    example          a call of an exported model (`VLP`), for its card and for errors
 
     Instance attributes:
     options          `info.options` as `options_class`
@@ -121,6 +122,7 @@ class TaskModel(nn.Module, ABC):
     why_no_blind: ClassVar[str] = ""
     search_options: ClassVar[tuple[str, ...] | None] = None
     request: ClassVar[RequestFormat | None] = None
+    example: ClassVar[str] = 'predict("photo.jpg", "a text, if the task takes one")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()

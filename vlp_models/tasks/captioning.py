@@ -92,6 +92,7 @@ class Captioning(TaskModel):
     blind_fields = ("caption",)
     search_options = SEARCH_OPTIONS
     request = RequestFormat()
+    example = 'caption("photo.jpg")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()

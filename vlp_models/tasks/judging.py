@@ -1,4 +1,4 @@
-"""How the gate judges the versions of a task: a copy of attributes of the built-in classes, without their imports.
+"""How the gate judges the versions of a task: a copy of attributes of the core's classes, without their imports.
 
 Ranking and promotion need three attributes of a task; its class would import torch, which takes seconds.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 from vlp_models.metrics.score import STATISTICS
 from vlp_models.tasks import TASKS, check_task, task_class
-from vlp_models.tasks.scoring import CHANCE, CONSTANT, MAJORITY, NEAREST
+from vlp_models.tasks.scoring import CHANCE, CONSTANT, NEAREST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +22,23 @@ class Judging:
     baselines_to_beat: tuple[str, ...] = ()
 
 
-BUILT_IN = {
+CORE = {
     "captioning": Judging(metric="CIDEr", baselines_to_beat=(CONSTANT, NEAREST)),
     "vqa": Judging(metric="accuracy", baselines_to_beat=("majority answer", "per question type", "per question text")),
-    "nlvr": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
-    "nlvr2": Judging(metric="accuracy", baselines_to_beat=(MAJORITY,)),
-    "entailment": Judging(metric="accuracy", baselines_to_beat=(MAJORITY, "hypothesis only")),
     "retrieval": Judging(metric="R@1", baselines_to_beat=(CHANCE,)),
-    "vcr": Judging(metric="Q->AR", baselines_to_beat=(CHANCE,)),
 }
 
 
 def judging_of(task: str) -> Judging:
-    """Return how versions of a task are judged; only the class of a plugin is imported for it.
+    """Return how versions of a task are judged; the class of a task outside of the core is imported for it.
 
     Raises:
         ParamsError: unknown task; names the nearest one.
     """
     check_task(task)
-    # A plugin may replace a built-in task, and then its own class decides.
-    if _is_built_in(task):
-        return BUILT_IN[task]
+    # A plugin may replace a task of the core, and then its own class decides.
+    if task in CORE and TASKS[task] == TASKS.builtin[task]:
+        return CORE[task]
     definition = task_class(task)
     return Judging(
         metric=definition.metric, direction=definition.direction, baselines_to_beat=tuple(definition.baselines_to_beat)
@@ -60,7 +56,7 @@ def direction_of(task: str, metric: str) -> Literal["higher", "lower"]:
 
 def main_metric(task: str) -> str | None:
     """Return the metric by which versions of a built-in task are judged by default; None for a task of a plugin."""
-    return BUILT_IN[task].metric if _is_built_in(task) else None
+    return judging_of(task).metric if _is_built_in(task) else None
 
 
 def own_statistic(task: str, metric: str) -> str | None:
@@ -73,4 +69,4 @@ def own_statistic(task: str, metric: str) -> str | None:
 
 def _is_built_in(task: str) -> bool:
     """Return whether a task is of this package and no plugin replaces it."""
-    return task in BUILT_IN and TASKS[task] == TASKS.builtin[task]
+    return task in TASKS.builtin and TASKS[task] == TASKS.builtin[task]

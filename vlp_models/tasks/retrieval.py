@@ -101,6 +101,7 @@ class Retrieval(TaskModel):
     needs = (Embeds, ScoresPairs)
     options_class = RetrievalOptions
     id_key = "image_id"
+    example = 'search("a dog in the snow", ["a.jpg", "b.jpg"])'
     metric = "R@1"
     headlines = ("R@1", "R@5", "R@10", "median rank", "R@1 (image to text)")
     baselines_to_beat = (CHANCE,)

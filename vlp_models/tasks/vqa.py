@@ -59,6 +59,7 @@ class VQA(TaskModel):
     baselines_to_beat = PRIORS
     blind_fields = ("answer",)
     request = RequestFormat(text="question")
+    example = 'answer("photo.jpg", "What color is the cat?")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()

@@ -29,6 +29,7 @@ from vlp_models.registry import licenses
 from vlp_models.registry.licenses import BorrowedWeights, find_borrowed
 from vlp_models.serving.bundle import read_bundle_info, write_bundle
 from vlp_models.serving.predictor import Predictor
+from vlp_models.tasks import TASKS
 
 ROOT = Path(__file__).parents[3]
 TEXTS = (
@@ -119,7 +120,7 @@ def test_search_ranks_as_the_demo_page_does(exports: dict[str, Path], here: Work
     assert len(found) == 3 and VLP(exports["retrieval"]).search("a red circle", []) == []
 
 
-@pytest.mark.parametrize("task", ["nlvr", "retrieval", "vqa"])
+@pytest.mark.parametrize("task", [task for task in ("nlvr", "retrieval", "vqa") if task in TASKS])
 def test_model_that_reads_pixels(
     task: str, toy: None, here: Workspace, params: Params, photo: Path, tmp_path: Path
 ) -> None:
@@ -140,13 +141,13 @@ def test_model_that_reads_pixels(
 
 def test_method_of_another_task_names_the_right_one(exports: dict[str, Path], photo: Path) -> None:
     captioner, answerer = VLP(exports["captioning"]), VLP(exports["vqa"])
-    with pytest.raises(DataError, match=r"of the task captioning cannot `answer`; use `caption\(image\)`"):
+    with pytest.raises(DataError, match=r"of the task captioning cannot `answer`; use `caption\(\"photo.jpg\"\)`"):
         captioner.answer(photo, "what is it?")
-    with pytest.raises(DataError, match=r"takes no text: `caption\(image\)`"):
+    with pytest.raises(DataError, match=r"takes no text: `caption\("):
         captioner.predict(photo, "what is it?")
-    with pytest.raises(DataError, match=r"needs a question: `answer\(image, question\)`"):
+    with pytest.raises(DataError, match=r"needs a question: `answer\(\"photo.jpg\", \"What"):
         answerer.predict(photo)
-    with pytest.raises(DataError, match=r"cannot `predict`; use `search\(query, images\)`"):
+    with pytest.raises(DataError, match=r"cannot `predict`; use `search\(\"a dog"):
         VLP(exports["retrieval"]).predict(photo)
     with pytest.raises(DataError, match="neither a file nor a base64 image"):
         captioner.caption("no-such-photo.jpg")

@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.registry.card import score_table
 from vlp_models.registry.licenses import BorrowedWeights
+from vlp_models.tasks import task_class
 
 if TYPE_CHECKING:
     from vlp_models.models.checkpoint_info import CheckpointInfo
 
 PIPELINE_TAGS = {"captioning": "image-to-text", "vqa": "visual-question-answering"}  # the Hub's names of tasks
-USES = {
-    "captioning": 'model.caption("photo.jpg")',
-    "vqa": 'model.answer("photo.jpg", "What color is the cat?")',
-    "nlvr": 'model.judge("image.png", "There is a yellow circle.")',
-    "nlvr2": 'model.judge(["left.png", "right.png"], "Both images show a dog.")',
-    "entailment": 'model.predict("photo.jpg", "Two dogs are playing.")',
-    "retrieval": 'model.search("a dog in the snow", ["a.jpg", "b.jpg"])',
-}
 HOLDS_CAPTIONS = " The folder search/ holds captions of the training images, which the model looks up."
 # As packages name their licenses -> the Hugging Face Hub's identifier
 IDENTIFIERS = {
@@ -88,7 +81,7 @@ def make_hub_card(
 from vlp_models import VLP
 
 model = VLP.from_pretrained("PATH OR REPOSITORY")
-{USES.get(info.task, 'model.predict("photo.jpg", "a text, if the task takes one")')}
+model.{task_class(info.task).example}
 ```
 
 ## Scores

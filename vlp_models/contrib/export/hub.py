@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What a model of each task does
-METHODS = {
-    "captioning": "caption(image)",
-    "vqa": "answer(image, question)",
-    "nlvr": "judge(image, statement)",
-    "nlvr2": "judge([left, right], statement)",
-    "entailment": "predict(image, hypothesis)",
-    "retrieval": "search(query, images)",
-}
 INSTALL = 'pip install "vlp-flows[serve]"'
 # `owner/name`: letters, digits, `_`, `.` and `-`, both parts starting with a letter or digit.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -176,7 +167,7 @@ class VLP:
 
     @property
     def _usage(self) -> str:
-        return METHODS.get(self.task, "predict(image, text)")
+        return self._model.task_model.example
 
 
 def find_export(source: str | Path, revision: str | None = None, options: Mapping[str, Any] | None = None) -> Path:

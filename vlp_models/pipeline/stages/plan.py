@@ -24,6 +24,7 @@ from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
+from vlp_models.synthetic import SCENE_FILES
 from vlp_models.training import ADAPTERS, STRATEGIES
 from vlp_models.vision import REGION_SOURCES
 
@@ -141,6 +142,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "report"): SECTIONS.values(),
         ("stages", "features"): REGION_SOURCES.values(),
+        ("generators", "objects"): SCENE_FILES.values(),
         # A pretraining writes figures of its model.
         **{("models", family): [target] for family, target in FIGURES.items()},
     }

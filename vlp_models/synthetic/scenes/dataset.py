@@ -1,7 +1,7 @@
 """Write datasets of scenes: COCO captions and instances, Karpathy's split file, VQA v2, and the scene graphs.
 
-- `objects`: with `vcr_per_image` also VCR questions, with `hypotheses_per_image` SNLI-VE hypotheses, and with
-  `pair_sentences` NLVR2 statements, in files of their own; the other files stay the same, byte for byte.
+- `objects`: with an option of `SCENE_FILES` also the files of further datasets about the same images, which are written
+  elsewhere; the other files stay the same, byte for byte.
 - `web`: the same scenes with one alt text each, in place of captions and questions; also as pairs.csv.
   alt_texts.jsonl records the noise in each.
 - `sentences`: captions of scenes without images, one per line, for pretraining on text alone.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,26 @@ import numpy as np
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.executors import LocalMapper
+from vlp_models.common.plugins import import_target
 from vlp_models.common.progress import progress_bar
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams
+from vlp_models.synthetic import SCENE_FILES
 from vlp_models.synthetic.scenes.captions import Noise, alt_text, write_captions
-from vlp_models.synthetic.scenes.entailment import write_hypotheses
-from vlp_models.synthetic.scenes.image_pairs import write_pairs
 from vlp_models.synthetic.scenes.language import split_words
 from vlp_models.synthetic.scenes.questions import Balance, Question, annotate, choose
 from vlp_models.synthetic.scenes.scene import CATEGORIES, Scene, render, sample_scene
-from vlp_models.synthetic.scenes.vcr import write_vcr
 
 PROCESSES = 2
+# the options of `generate` for further files about the scenes
+FILE_OPTIONS = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "simple_pair_sentences")
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; with fewer, starting processes takes longer than drawing
 _PIECE = 16  # images that a process draws at a time
-_STREAMS = {
-    "scene": 0,
-    "pixels": 1,
-    "captions": 2,
-    "questions": 3,
-    "vcr": 4,
-    "entailment": 5,
-    "pairs": 6,
-    "alt text": 8,
-    "elsewhere": 9,
-}
+# Random streams of an image, one per purpose. Those of further files (`SCENE_FILES`) are 4 to 6.
+SCENE_STREAM, PIXEL_STREAM, CAPTION_STREAM, QUESTION_STREAM = 0, 1, 2, 3
+ALT_TEXT_STREAM, OTHER_SCENE_STREAM = 8, 9
 TEXT_SIDE = 64  # pixels; size of the scenes of `write_sentences`, which limits how objects overlap
 TEXT_STREAM = 77  # keeps them different from drawn scenes of the same seed
 _LICENSE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
@@ -58,7 +51,7 @@ _INFO = {"description": "Synthetic scenes of objects", "version": "1.0", "year":
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
+class ImageJob:
     """One image to make."""
 
     seed: int
@@ -68,9 +61,18 @@ class _Job:
     side: int
     path: Path
 
-    def rng(self, stream: str) -> np.random.Generator:
+    def rng(self, stream: int) -> np.random.Generator:
         # A stream per image and purpose, so an image does not depend on how many others there are.
-        return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, _STREAMS[stream]])
+        return np.random.default_rng([self.seed, SPLITS.index(self.split), self.number, stream])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image that was made, with its captions."""
+
+    job: ImageJob
+    scene: Scene
+    captions: Sequence[str]
 
 
 _Answered = list[tuple[Question, list[dict[str, str | int]]]]  # the questions about one image, with their answers
@@ -87,12 +89,12 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
     (directory / "annotations").mkdir(parents=True)
     images.mkdir()
     # Image ids are consecutive over the splits, starting with 1.
-    jobs: list[_Job] = []
+    jobs: list[ImageJob] = []
     for split in SPLITS:
         for number in range(getattr(params, split)):
             image_id = len(jobs) + 1
             path = images / f"COCO_scenes_{image_id:012d}.png"
-            job = _Job(seed=params.seed, split=split, number=number, image_id=image_id, side=params.side, path=path)
+            job = ImageJob(seed=params.seed, split=split, number=number, image_id=image_id, side=params.side, path=path)
             jobs.append(job)
     scenes: list[Scene] = []
     texts: list[list[str]] = []
@@ -103,8 +105,8 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         for job, scene in zip(jobs, _render_all(jobs), strict=True):
             scenes.append(scene)
             if params.generator != "web":  # while other processes draw the next images
-                texts.append(write_captions(scene, job.rng("captions"), params.misspelled))
-                question_rng = job.rng("questions")
+                texts.append(write_captions(scene, job.rng(CAPTION_STREAM), params.misspelled))
+                question_rng = job.rng(QUESTION_STREAM)
                 questions = choose(scene, params.questions_per_image, balances[job.split], question_rng)
                 answered.append([(question, annotate(question, question_rng)) for question in questions])
             bar.advance()
@@ -119,17 +121,13 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         "objects": boxes,
         "questions": 0 if params.generator == "web" else _write_questions(jobs, answered, directory),
     }
-    if params.vcr_per_image:
-        # Each purpose has its own stream, so a dataset with VCR has the same captions as one without.
-        pictures = [(scene, job.rng("vcr"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        counts["choices"] = write_vcr(pictures, params.vcr_per_image, SPLITS, directory)
-    if params.hypotheses_per_image:
-        pictures = [(scene, job.rng("entailment"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        counts["hypotheses"] = write_hypotheses(pictures, texts, params.hypotheses_per_image, directory)
-    if params.pair_sentences:
-        pictures = [(scene, job.rng("pairs"), job.path) for job, scene in zip(jobs, scenes, strict=True)]
-        simple = params.simple_pair_sentences
-        counts["statements"] = write_pairs(pictures, params.pair_sentences, SPLITS, directory, simple)
+    pictures = [
+        Picture(job=job, scene=scene, captions=captions)
+        for job, scene, captions in zip(jobs, scenes, texts, strict=True)
+    ]
+    for option, target in SCENE_FILES.items():
+        if getattr(params, option):
+            counts |= import_target(target)(pictures, params, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
     return counts
@@ -144,17 +142,23 @@ def _check(params: GeneratorParams) -> None:
         raise ParamsError(
             f"params.yaml: `generate`: `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
         )
-    extras = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "simple_pair_sentences")
-    if params.generator == "web" and any(getattr(params, key) for key in extras):
+    extras = [key for key in FILE_OPTIONS if getattr(params, key)]
+    if params.generator == "web" and extras:
         names = ", ".join(f"`{key}`" for key in extras)
         raise ParamsError(f"params.yaml: the generator `web` writes alt texts only; drop {names}, or use `objects`")
     if params.simple_pair_sentences and not params.pair_sentences:
         raise ParamsError(
             "params.yaml: `generate`: `simple_pair_sentences` needs `pair_sentences`; set both or neither"
         )
+    for key in extras:
+        if key not in SCENE_FILES and key != "simple_pair_sentences":
+            raise ParamsError(
+                f"params.yaml: `generate`: `{key}` needs the folder vlp_models/contrib/reasoning_tasks; restore it, or "
+                "remove the option"
+            )
 
 
-def _render_all(jobs: list[_Job]) -> Iterator[Scene]:
+def _render_all(jobs: list[ImageJob]) -> Iterator[Scene]:
     """Draw the images, several at a time; yield their scenes in order."""
     workers = cpu_count(PROCESSES)
     if workers == 1 or len(jobs) < _WORTH_A_POOL:
@@ -165,17 +169,17 @@ def _render_all(jobs: list[_Job]) -> Iterator[Scene]:
         yield from scenes
 
 
-def _render_piece(jobs: list[_Job]) -> list[Scene]:
+def _render_piece(jobs: list[ImageJob]) -> list[Scene]:
     return [_render_one(job) for job in jobs]
 
 
-def _render_one(job: _Job) -> Scene:
-    scene = sample_scene(job.rng("scene"), image_id=str(job.image_id), split=job.split, side=job.side)
-    render(scene, job.rng("pixels")).save(job.path, format="PNG", compress_level=4)
+def _render_one(job: ImageJob) -> Scene:
+    scene = sample_scene(job.rng(SCENE_STREAM), image_id=str(job.image_id), split=job.split, side=job.side)
+    render(scene, job.rng(PIXEL_STREAM)).save(job.path, format="PNG", compress_level=4)
     return scene
 
 
-def _write_alt_texts(jobs: list[_Job], scenes: list[Scene], noise: Noise, directory: Path) -> list[list[str]]:
+def _write_alt_texts(jobs: list[ImageJob], scenes: list[Scene], noise: Noise, directory: Path) -> list[list[str]]:
     """Write pairs.csv, and alt_texts.jsonl with the noise of each alt text. Return a list of alt texts per image.
 
     A mismatched one describes an extra scene without an image, so an image's alt text never depends on the number of
@@ -183,8 +187,8 @@ def _write_alt_texts(jobs: list[_Job], scenes: list[Scene], noise: Noise, direct
     """
     alt_texts = []
     for job, scene in zip(jobs, scenes, strict=True):
-        other = sample_scene(job.rng("elsewhere"), image_id="", split=job.split, side=job.side)
-        alt_texts.append(alt_text(scene, other, job.rng("alt text"), noise))
+        other = sample_scene(job.rng(OTHER_SCENE_STREAM), image_id="", split=job.split, side=job.side)
+        alt_texts.append(alt_text(scene, other, job.rng(ALT_TEXT_STREAM), noise))
     with (directory / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["image", "caption", "split"])
@@ -198,7 +202,7 @@ def _write_alt_texts(jobs: list[_Job], scenes: list[Scene], noise: Noise, direct
     return [[alt.text] for alt in alt_texts]
 
 
-def _write_captions(jobs: list[_Job], texts: list[list[str]], directory: Path) -> None:
+def _write_captions(jobs: list[ImageJob], texts: list[list[str]], directory: Path) -> None:
     """Write COCO captions, and the same captions in Karpathy's split file."""
     annotations: list[dict[str, Any]] = []
     split_file = []
@@ -224,7 +228,7 @@ def _write_captions(jobs: list[_Job], texts: list[list[str]], directory: Path) -
     _dump({"images": split_file, "dataset": "coco"}, directory / "dataset_scenes.json")
 
 
-def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> int:
+def _write_instances(jobs: list[ImageJob], scenes: list[Scene], directory: Path) -> int:
     """Write COCO instances. Box and area are those of the visible pixels; the polygon is the whole shape."""
     annotations: list[dict[str, Any]] = []
     for job, scene in zip(jobs, scenes, strict=True):
@@ -256,7 +260,7 @@ def _write_instances(jobs: list[_Job], scenes: list[Scene], directory: Path) -> 
     return len(annotations)
 
 
-def _write_questions(jobs: list[_Job], answered: list[_Answered], directory: Path) -> int:
+def _write_questions(jobs: list[ImageJob], answered: list[_Answered], directory: Path) -> int:
     """Write VQA v2 questions and annotations; return the number of questions."""
     questions, annotations = [], []
     for job, of_image in zip(jobs, answered, strict=True):
@@ -283,7 +287,7 @@ def _write_questions(jobs: list[_Job], answered: list[_Answered], directory: Pat
     return len(questions)
 
 
-def _coco(jobs: list[_Job], annotations: list[dict[str, Any]]) -> dict[str, Any]:
+def _coco(jobs: list[ImageJob], annotations: list[dict[str, Any]]) -> dict[str, Any]:
     images = [
         {
             "license": _LICENSE["id"],

@@ -23,14 +23,11 @@ from vlp_models.data.shards.dataset import ShardDataset, ShardsManifest, read_ma
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.data.tables import SCHEMAS, write_table
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.data.views import OTHER_IMAGES, TABLES, VIEW_MODULES, VIEWS, Column, View
+from vlp_models.data.views import OTHER_IMAGES, TABLES, VIEWS, Column, View
 from vlp_models.models import DataFacts
 from vlp_models.synthetic.scenes.captions import write_captions
-from vlp_models.synthetic.scenes.entailment import make_hypotheses
-from vlp_models.synthetic.scenes.image_pairs import make_simple_comparisons
 from vlp_models.synthetic.scenes.questions import Balance, annotate, choose
 from vlp_models.synthetic.scenes.scene import Scene, render, sample_scene
-from vlp_models.synthetic.scenes.vcr import make_questions
 from vlp_models.vision.simple_regions import SymbolSource
 
 SCENES, SIDE = 8, 64
@@ -79,13 +76,10 @@ def write_sample_scenes(root: Path) -> SampleScenes:
         sample_scene(_rng(number, 0), image_id=f"{SOURCE}/{number}", split=SPLIT, side=SIDE) for number in range(SCENES)
     ]
     tables = [_rows_of(scene, number) for number, scene in enumerate(scenes)]  # of each scene
-    # Statements about two images belong to the first image of the pair.
-    for number, pairs in enumerate(_image_pairs(scenes)):
-        tables[number]["image_pairs"] = pairs
-    for name, view in TABLES.items():  # of plugins
-        if name not in VIEW_MODULES.builtin and view.has_image:
+    for name, view in TABLES.items():  # all other views, also of plugins
+        if name not in tables[0] and view.has_image:
             for number, scene in enumerate(scenes):
-                # A plugin's rows with several images name the next scene, in a circle.
+                # Rows with several images name the next scene, in a circle.
                 other = scenes[(number + 1) % SCENES]
                 tables[number][name] = _any_rows(view, scene, other, tables[number]["captions"])
     texts = [
@@ -113,9 +107,8 @@ def _rng(number: int, stream: int) -> np.random.Generator:
 
 
 def _rows_of(scene: Scene, number: int) -> Rows:
-    """Return the rows of each table with one image: two captions, three questions, three hypotheses, ..."""
+    """Return the rows of each table with one image: two captions and three questions."""
     image_id, rng = scene.image_id, _rng(number, 1)
-    hypotheses = list(make_hypotheses(scene, 3, rng))
     return {
         "captions": [
             {"caption_id": f"{image_id}/c{i}", "text": text} for i, text in enumerate(write_captions(scene, rng)[:2])
@@ -130,72 +123,18 @@ def _rows_of(scene: Scene, number: int) -> Rows:
             }
             for i, question in enumerate(choose(scene, 3, Balance(), rng))
         ],
-        "statements": [
-            {"statement_id": f"{image_id}/s{i}", "text": text, "label": label == "entailment", "group": image_id}
-            for i, (text, label) in enumerate(hypotheses)
-            if label != "neutral"
-        ],
-        "hypotheses": [
-            {
-                "hypothesis_id": f"{image_id}/h{i}",
-                "text": text,
-                "gold_label": label,
-                "annotator_labels": [label] * 3,
-            }
-            for i, (text, label) in enumerate(hypotheses)
-        ],
-        "choices": [_choice(scene, i, record) for i, record in enumerate(make_questions(scene, 2, rng))],
     }
-
-
-def _choice(scene: Scene, number: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `choices` from a VCR record, whose lists of object numbers become the objects' shapes."""
-
-    def sentence(tokens: Sequence[Any]) -> str:
-        return " ".join(t if isinstance(t, str) else " and ".join(scene.objects[n].shape for n in t) for t in tokens)
-
-    return {
-        "choice_id": f"{scene.image_id}/v{number}",
-        "text": sentence(record["question"]),
-        "answers": [sentence(answer) for answer in record["answer_choices"]],
-        "answer_label": record["answer_label"],
-        "rationales": [sentence(rationale) for rationale in record["rationale_choices"]],
-        "rationale_label": record["rationale_label"],
-        "boxes": [[float(v) for v in item.box] for item in scene.objects],
-    }
-
-
-def _image_pairs(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
-    """Yield each image's statements about it and another image; sets of four scenes make four pairs."""
-    for first in range(0, len(scenes), 4):
-        left, right = scenes[first : first + 2], scenes[first + 2 : first + 4]
-        comparisons = list(make_simple_comparisons(left, right, 1, _rng(first, 2)))
-        for scene in left:
-            yield [
-                {
-                    "pair_id": f"{scene.image_id}/p{position}{number}",
-                    # Scenes 0 and 1 of four are compared with scenes 2 and 3.
-                    "other_image_ids": [other.image_id],
-                    "text": comparison.text,
-                    "label": comparison.is_true_of(scene, other),
-                    "group": f"{SOURCE}/{first}/{number}",
-                }
-                for position, other in enumerate(right)
-                for number, comparison in enumerate(comparisons)
-            ]
-        # The second images of the pairs have no statements of their own.
-        yield from ([] for _ in right)
 
 
 def _any_rows(view: View, scene: Scene, other: Scene, captions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return two rows of a plugin's view: captions as texts, and plain values of each column's type."""
+    """Return two rows of a view: captions as texts, and plain values of each column's type."""
     boxes = [[float(v) for v in item.box] for item in scene.objects]
 
     def value(column: Column, text: str, number: int) -> Any:
         if column == OTHER_IMAGES:
             return [other.image_id]
         # Both truth values and several numbers occur, so that a task has something to distinguish.
-        by_type = {"bool": number == 0, "int32": number, "strings": text.split()[:4], "boxes": boxes}
+        by_type = {"bool": number == 0, "int32": number, "strings": (text.split() * 4)[:4], "boxes": boxes}
         choices = column.values or (text,)
         return by_type.get(column.type, choices[number % len(choices)])
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.classification import (
+from vlp_models.contrib.reasoning_tasks.scores import (
     HypothesisOnly,
     Judgment,
     LabeledItem,
@@ -22,6 +21,7 @@ from vlp_models.metrics.classification import (
     score_nlvr,
     score_vcr,
 )
+from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
 
 pytestmark = pytest.mark.usefixtures("few_items_suffice")
@@ -131,6 +131,8 @@ def test_hypothesis_only_finds_words_that_predict_a_label() -> None:
     ]
     assert guess.predict("words not in train") == "contradiction", "the most common label, the first of equals"
     assert HypothesisOnly([]).predict("a man") == ""
+    marked = HypothesisOnly([("कि", "yes"), ("की", "no"), ("狗跑", "yes"), ("猫跑", "no")])
+    assert [marked.predict(text) for text in ("कि", "की", "狗", "猫")] == ["yes", "no", "yes", "no"], "vowel signs"
 
 
 def test_hypothesis_only_equals_naive_bayes_by_hand() -> None:

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.views.hypotheses import ENTAILMENT
+from vlp_models.params import GeneratorParams
+from vlp_models.synthetic.scenes.dataset import Picture
 from vlp_models.synthetic.scenes.language import (
     LEXICON,
     NUMBERS,
@@ -33,6 +35,7 @@ from vlp_models.synthetic.scenes.language import (
 from vlp_models.synthetic.scenes.scene import COLORS, PLACES, SHAPES, Scene
 
 FILES = {"train": "snli_ve_train.jsonl", "val": "snli_ve_dev.jsonl", "test": "snli_ve_test.jsonl"}
+STREAM = 5  # of an image's random numbers
 ANNOTATORS = 5
 SLIPS = 0.06  # probability that an annotator gives another label
 _TRIES = 200
@@ -50,23 +53,15 @@ _OPEN = (
 _DAYS = ("monday", "friday", "sunday", "rainy day", "holiday")
 
 
-def write_hypotheses(
-    pictures: Sequence[tuple[Scene, np.random.Generator, Path]],
-    texts: Sequence[Sequence[str]],
-    per_image: int,
-    directory: Path,
-) -> int:
-    """Write `snli_ve_<split>.jsonl`; return the number of hypotheses.
-
-    Args:
-        pictures: scene, random generator, image file.
-        texts: captions of each image; the first one is the SNLI premise.
-    """
+def write_hypotheses(pictures: Sequence[Picture], params: GeneratorParams, directory: Path) -> dict[str, int]:
+    """Write `snli_ve_<split>.jsonl`; return the number of hypotheses."""
     lines: dict[str, list[str]] = {split: [] for split in FILES}
     # Claims are balanced within each split.
     balances: dict[str, Balance] = {split: {} for split in FILES}
-    for (scene, rng, path), captions in zip(pictures, texts, strict=True):
-        for number, (hypothesis, label) in enumerate(make_hypotheses(scene, per_image, rng, balances[scene.split])):
+    for picture in pictures:
+        rng, path = picture.job.rng(STREAM), picture.job.path
+        drawn = make_hypotheses(picture.scene, params.hypotheses_per_image, rng, balances[picture.job.split])
+        for number, (hypothesis, label) in enumerate(drawn):
             record = {
                 "Flikr30kID": path.name,
                 "annotator_labels": _annotate(label, rng),
@@ -74,17 +69,17 @@ def write_hypotheses(
                 "gold_label": label,
                 # As in SNLI: the caption, a number and the first letter of the label.
                 "pairID": f"{path.name}#0r{number}{label[0]}",
-                "sentence1": captions[0],
+                "sentence1": picture.captions[0],  # the premise of SNLI
                 "sentence1_binary_parse": "",
                 "sentence1_parse": "",
                 "sentence2": hypothesis,
                 "sentence2_binary_parse": "",
                 "sentence2_parse": "",
             }
-            lines[scene.split].append(json.dumps(record, sort_keys=True) + "\n")
+            lines[picture.job.split].append(json.dumps(record, sort_keys=True) + "\n")
     for split, name in FILES.items():
         (directory / name).write_text("".join(lines[split]), encoding="utf-8")
-    return sum(map(len, lines.values()))
+    return {"hypotheses": sum(map(len, lines.values()))}
 
 
 def make_hypotheses(

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from vlp_models.common.io import hash_path
+from vlp_models.contrib.reasoning_tasks.scenes.vcr import make_questions
 from vlp_models.data.formats import read_source
 from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.scene import COLORS, Scene, is_at, sample_scene
-from vlp_models.synthetic.scenes.vcr import make_questions
 
 PARAMS = GeneratorParams(
     generator="objects", seed=3, train=8, val=2, test=3, questions_per_image=2, side=64, vcr_per_image=3

@@ -12,10 +12,10 @@ from samples import with_values
 from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
+from vlp_models.contrib.reasoning_tasks.vcr import VCR
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.tasks.vcr import VCR
 
 
 def samples_of(toy: Toy, split: str, count: int = 1000) -> list[Sample]:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
+from vlp_models.contrib.reasoning_tasks.scores import HypothesisOnly, LabeledItem, most_common_label, score_labels
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views.hypotheses import ENTAILMENT
-from vlp_models.metrics.classification import HypothesisOnly, LabeledItem, most_common_label, score_labels
 from vlp_models.metrics.score import Score
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
@@ -54,6 +54,7 @@ class Entailment(TaskModel):
     baselines_to_beat = (MAJORITY, HYPOTHESIS_ONLY)
     blind_fields = ("prediction",)
     request = RequestFormat(text="hypothesis")
+    example = 'predict("photo.jpg", "Two dogs are playing.")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ENTAILMENT

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from samples import with_values
 from toy_dataset import Toy
-from toy_tasks import any_generator, learn, make, predict
+from toy_tasks import learn, make, predict
 
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import write_table
 from vlp_models.data.views.hypotheses import ENTAILMENT
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import EvalContext
@@ -77,15 +77,6 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     assert path is not None
     header, first, *_ = path.read_text().splitlines()
     assert header == "pairID\tgold_label" and first.split("\t")[1] == rows[0]["prediction"]
-
-
-def test_hidden_labels_are_predicted_but_not_trained_on(toy: Toy) -> None:
-    task_model = make(toy, "entailment")
-    hidden = [with_values(sample, gold_label=None) for sample in samples_of(toy, "val")[:2]]
-    batch = task_model.collate(hidden)
-    assert [row["label"] for row in task_model.predict(batch, hidden)] == [None, None]
-    with pytest.raises(DataError, match="hidden"):
-        task_model.loss(batch, generator=any_generator())
 
 
 def test_checkpoint_keeps_the_labels_in_the_heads_order(toy: Toy, tmp_path: Path) -> None:

@@ -17,28 +17,27 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.data.tables import SPLITS
+from vlp_models.params import GeneratorParams
+from vlp_models.synthetic.scenes.dataset import Picture
 from vlp_models.synthetic.scenes.questions import REGIONS, find_region, find_unique
 from vlp_models.synthetic.scenes.scene import COLORS, Scene, SceneObject
 
 CHOICES = 4
+STREAM = 4  # of an image's random numbers
 CORNERS = tuple(region for region in REGIONS if region != "middle")
 Tokens = list[Any]  # words, and lists of object numbers
 
 
-def write_vcr(
-    pictures: Sequence[tuple[Scene, np.random.Generator, Path]], per_image: int, splits: Sequence[str], directory: Path
-) -> int:
-    """Write `<split>.jsonl` and, next to each image, its metadata; return the number of questions.
-
-    Args:
-        pictures: scene, random generator, image file; annotations name the file relative to `directory`/images.
-    """
-    lines: dict[str, list[str]] = {split: [] for split in splits}
-    for scene, rng, path in pictures:
+def write_vcr(pictures: Sequence[Picture], params: GeneratorParams, directory: Path) -> dict[str, int]:
+    """Write `<split>.jsonl` and, next to each image, its metadata; return the number of questions."""
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for picture in pictures:
+        scene, path = picture.scene, picture.job.path
         metadata = path.with_suffix(".json")
         metadata.write_text(json.dumps(_metadata(scene)), encoding="utf-8")
         in_split = lines[scene.split]
-        for number, question in enumerate(make_questions(scene, per_image, rng)):
+        for number, question in enumerate(make_questions(scene, params.vcr_per_image, picture.job.rng(STREAM))):
             record = question | {
                 "movie": "scenes",
                 "img_fn": path.name,
@@ -52,7 +51,7 @@ def write_vcr(
             in_split.append(json.dumps(record) + "\n")
     for split, written in lines.items():
         (directory / f"{split}.jsonl").write_text("".join(written), encoding="utf-8")
-    return sum(map(len, lines.values()))
+    return {"choices": sum(map(len, lines.values()))}
 
 
 def make_questions(scene: Scene, number: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
+from vlp_models.contrib.reasoning_tasks.scores import Judgment, format_nlvr_csv, majority_label, score_nlvr
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.metrics.classification import Judgment, format_nlvr_csv, majority_label, score_nlvr
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses, ReadsSeveralImages
 from vlp_models.objectives.loss import Loss, cross_entropy
@@ -134,6 +134,7 @@ class NLVR(StatementTask):
     shares_images = True
     id_key = "statement_id"
     request = RequestFormat(text="statement")
+    example = 'judge("image.png", "There is a yellow circle.")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()
@@ -176,6 +177,7 @@ class NLVR2(StatementTask):
     options_class = NLVR2Options
     id_key = "pair_id"
     request = RequestFormat(text="statement", images=IMAGES)
+    example = 'judge(["left.png", "right.png"], "Both images show a dog.")'
 
     def __init__(
         self, model: nn.Module, tokenizer: Tokenizer, info: CheckpointInfo, *, labels: Sequence[str] = ()

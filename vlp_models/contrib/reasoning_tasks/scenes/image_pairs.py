@@ -24,11 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.data.tables import SPLITS
+from vlp_models.params import GeneratorParams
+from vlp_models.synthetic.scenes.dataset import Picture
 from vlp_models.synthetic.scenes.language import NUMBERS, Description
 from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 
 DIRECTORIES = {"train": 0, "val": 1}  # directories of the official train split
 VALIDATION = str(DIRECTORIES["val"])  # `validation_directories` of a dataset that reads these files
+STREAM = 6  # of an image's random numbers
 SIDE = 2  # number of left images, and of right images, in a set
 _TRIES = 400
 
@@ -45,41 +49,30 @@ class Comparison:
         return self.test_counts(len(self.description.find_in(left)), len(self.description.find_in(right)))
 
 
-def write_pairs(
-    pictures: Sequence[tuple[Scene, np.random.Generator, Path]],
-    sentences: int,
-    splits: Sequence[str],
-    directory: Path,
-    simple: int = 0,
-) -> int:
-    """Write the NLVR2 files below `directory`/nlvr2; return the number of statements.
-
-    Args:
-        pictures: scene, random generator, image file.
-        sentences: maximum number per set.
-        simple: maximum number of additional simple sentences per set, train split only.
-    """
+def write_pairs(pictures: Sequence[Picture], params: GeneratorParams, directory: Path) -> dict[str, int]:
+    """Write the NLVR2 files below `directory`/nlvr2; return the number of statements."""
     root = directory / "nlvr2"
     (root / "data").mkdir(parents=True)
     lines: dict[str, list[str]] = {}
     number = dict.fromkeys(("train", "test1"), 0)
-    for split in splits:
+    for split in SPLITS:
         # The official files are train, which has val as a directory, and test1.
         official = "train" if split in DIRECTORIES else "test1"
         folder = root / "images" / official / (str(DIRECTORIES[split]) if split in DIRECTORIES else "")
         folder.mkdir(parents=True)
-        in_split = [picture for picture in pictures if picture[0].split == split]
+        in_split = [picture for picture in pictures if picture.job.split == split]
         written = lines.setdefault(official, [])
         # Sets of four consecutive scenes; fewer than four at the end are not used.
         for first in range(0, len(in_split) - 2 * SIDE + 1, 2 * SIDE):
             four = in_split[first : first + 2 * SIDE]
             stem = f"{official}-{number[official]}"
-            simple_here = simple if split == "train" else 0
-            written += _write_set(four, stem, DIRECTORIES.get(split), sentences, simple_here, folder)
+            # Simple sentences are for training only.
+            simple = params.simple_pair_sentences if split == "train" else 0
+            written += _write_set(four, stem, DIRECTORIES.get(split), params.pair_sentences, simple, folder)
             number[official] += 1
     for official, written in lines.items():
         (root / "data" / f"{official}.json").write_text("".join(written), encoding="utf-8")
-    return sum(map(len, lines.values()))
+    return {"statements": sum(map(len, lines.values()))}
 
 
 def make_comparisons(
@@ -120,7 +113,7 @@ def _draw_fitting(
 
 
 def _write_set(
-    four: Sequence[tuple[Scene, np.random.Generator, Path]],
+    four: Sequence[Picture],
     stem: str,
     directory: int | None,
     sentences: int,
@@ -128,8 +121,8 @@ def _write_set(
     folder: Path,
 ) -> Iterator[str]:
     """Yield the lines about one set, and copy its images into `folder`."""
-    scenes = [scene for scene, _, _ in four]
-    paths = [path for _, _, path in four]
+    scenes = [picture.scene for picture in four]
+    paths = [picture.job.path for picture in four]
     # Positions in `four`: the first two scenes are left ones, the others right ones.
     pairs = [(left, right) for left in range(SIDE) for right in range(SIDE, 2 * SIDE)]
     for number, pair in enumerate(pairs):
@@ -137,7 +130,7 @@ def _write_set(
             # As in NLVR2, an image file is named after its pair: `train-0-1-img0.png`.
             shutil.copyfile(paths[scene_number], folder / f"{stem}-{number}-img{side}.png")
     # The first scene's generator draws for the whole set.
-    both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0][1]
+    both, rng = (scenes[:SIDE], scenes[SIDE:]), four[0].job.rng(STREAM)
     comparisons = chain(make_comparisons(*both, sentences, rng), make_simple_comparisons(*both, simple, rng))
     for sentence, comparison in enumerate(comparisons):
         for number, (left, right) in enumerate(pairs):

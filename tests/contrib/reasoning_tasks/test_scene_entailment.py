@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlp_models.contrib.reasoning_tasks.scenes.entailment import Balance, make_hypotheses
 from vlp_models.data.formats import read_source
 from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
-from vlp_models.synthetic.scenes.entailment import Balance, make_hypotheses
 from vlp_models.synthetic.scenes.language import NUMBERS, AtLeast, Description
 from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, Scene, sample_scene
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from vlp_models.contrib.reasoning_tasks.scenes.image_pairs import VALIDATION
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
 from vlp_models.errors import ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
-from vlp_models.synthetic.scenes.image_pairs import VALIDATION
 from vlp_models.synthetic.scenes.language import NUMBERS
 from vlp_models.synthetic.scenes.scene import COLORS, SHAPES, TEXTURES, Scene
 

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
+from vlp_models.contrib.reasoning_tasks.scores import VCR_CHANCE, VCRResult, format_vcr_csv, score_vcr
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError
-from vlp_models.metrics.classification import VCR_CHANCE, VCRResult, format_vcr_csv, score_vcr
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
