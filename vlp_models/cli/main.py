@@ -6,13 +6,12 @@ Every command reads params.yaml in the current directory. Commands import what t
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -81,17 +80,6 @@ WORK = {
 }
 
 
-def announcing(command: Callable[..., None], text: str) -> Callable[..., None]:
-    """Return the command, which prints `text` on a terminal if it takes longer than a second."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with announced(text):
-            command(*args, **kwargs)
-
-    return run
-
-
 app = typer.Typer(
     name="vlp",
     help="Unattended vision-language pretraining: from raw image-text pairs to a registered model.",
@@ -123,7 +111,8 @@ def add_commands(panels: Mapping[str, Mapping[str, Callable[..., None]]], work: 
     for panel, commands in panels.items():
         for name, command in commands.items():
             # A command without an entry in `work` reports its own progress.
-            app.command(name, rich_help_panel=panel)(announcing(command, work[name]) if name in work else command)
+            is_silent = name in work
+            app.command(name, rich_help_panel=panel)(announced(work[name])(command) if is_silent else command)
 
 
 add_commands(COMMANDS, WORK)

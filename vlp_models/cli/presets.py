@@ -105,9 +105,9 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     if preset is not None:
         _, overlay = _read(preset)
         _check_names_free(document, overlay, preset)
-        _merge(document, overlay, "", changes)
+        merge_into(document, overlay, "", changes)
     for assignment in assignments:
-        _merge(document, _parse_assignment(assignment), "", changes)
+        merge_into(document, parse_assignment(assignment), "", changes)
     # Before the dump, so that the quotes are part of the change that is carried over.
     _quote_colons(document)
     dumped = _dump(document)
@@ -171,7 +171,7 @@ def _dump(document: Any) -> str:
     return buffer.getvalue()
 
 
-def _parse_assignment(assignment: str) -> dict[str, Any]:
+def parse_assignment(assignment: str) -> dict[str, Any]:
     """Return `a.b=1` as {"a": {"b": 1}}."""
     key, separator, text = assignment.partition("=")
     # Letters, digits, `.`, `@` and `-` of the key; anything after them may be part of a value.
@@ -250,7 +250,7 @@ def _mapping(value: Any) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
+def merge_into(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
     """Merge a mapping into another one in place, and add a line to `changes` for each key that differs then."""
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString, SingleQuotedScalarString
 
@@ -264,7 +264,7 @@ def _merge(target: Any, overlay: Any, where: str, changes: list[str]) -> None:
                 changes.append(f"{path}: removed")
         # Two mappings are merged key by key.
         elif isinstance(value, dict) and isinstance(old, dict):
-            _merge(old, value, path, changes)
+            merge_into(old, value, path, changes)
             if not old:
                 target[key] = type(old)()  # if emptied in place, ruamel writes `{}` below the comment
         # Any other value replaces the old one.

@@ -226,7 +226,7 @@ def test_a_loss_that_ignores_the_other_process_is_named(
         shutil.copytree(SCAFFOLDS / "family", tmp_path / "plugins" / name)
     loss = tmp_path / "plugins" / "alone" / "info_nce.py"
     text = loss.read_text().replace("gather_rows(texts_NE)", "texts_NE").replace("gather_rows(images_NE)", "images_NE")
-    text = text.replace("numbers_G, own = number_over_ranks(image_ids)", "numbers_G, own = numbers(image_ids)")
+    text = text.replace("numbers_G, local = number_over_ranks(image_ids)", "numbers_G, local = numbers(image_ids)")
     loss.write_text(
         text.replace(
             "\n\ndef info_nce",

@@ -71,10 +71,15 @@ def try_plugin(
     from rich.console import Console
     from rich.text import Text
 
+    from vlp_models.cli.presets import merge_into, parse_assignment
     from vlp_models.common.redaction import redact
+    from vlp_models.params import to_plain
 
     kind = _kind_of(name)
-    config = _config(assign or [])
+    merged: dict[str, Any] = {}
+    for assignment in assign or []:
+        merge_into(merged, parse_assignment(assignment), "", [])
+    config = to_plain(merged)
     if kind != "formats" and root:
         raise ParamsError(f"--root is for formats; {name} is not one of them")
     if kind != "families" and ranks:
@@ -142,31 +147,6 @@ def _kind_of(name: str) -> str:
     if len(kinds) > 1:
         raise ParamsError(f"{name} is the name of several plugins ({', '.join(kinds)}); rename one in params.yaml")
     return kinds[0]
-
-
-def _config(assignments: list[str]) -> dict[str, Any]:
-    """Parse `key=value` arguments, whose values are YAML; a key with dots is a nested mapping."""
-    import yaml
-
-    config: dict[str, Any] = {}
-    # At the first `=`: the value may contain more.
-    for assignment in assignments:
-        key, separator, text = assignment.partition("=")
-        if not separator or not key:
-            raise ParamsError(f"--set {key}: write it as key=value")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ParamsError(f"--set {key}: the value is not valid YAML; quote it if it is a string") from None
-        # `a.b=1` -> {"a": {"b": 1}}.
-        *parents, last = key.split(".")
-        mapping = config
-        for parent in parents:
-            mapping = mapping.setdefault(parent, {})
-            if not isinstance(mapping, dict):
-                raise ParamsError(f"--set {key}: `{parent}` has a value already")
-        mapping[last] = value
-    return config
 
 
 def new(
