@@ -84,9 +84,11 @@ def test_column_without_leaked_items_appears_only_if_any_run_has_it(printed: Any
     assert "leaked" in text and "47.3" in text
 
 
-def test_highest_baseline_is_shown_and_people_are_none(printed: Any) -> None:
+def test_the_best_baseline_is_the_highest_or_the_lowest_rank_and_people_are_none(printed: Any) -> None:
     text = printed(record("test", 52.5, baselines={"human": 99.0, "majority answer": 21.3, "blind baseline": 39.5}))
     assert "39.5 blind baseline" in text and "99.0" not in text.replace("1.0 to 99.0", "") and "21.3" not in text
+    ranks = {"blind": 40.0, "chance": 50.0}
+    assert "40.0 blind" in printed(record("test", 7.0, task="retrieval", metric="median rank", baselines=ranks))
 
 
 def test_a_score_that_changed_has_the_previous_one_next_to_it(printed: Any, tmp_path: Path) -> None:
@@ -172,10 +174,3 @@ def test_dates_of_the_history_are_not_broken(
     lines = capsys.readouterr().out.splitlines()
     assert any("2026-11-25 10:11  promoted" in line for line in lines) and max(map(len, lines)) <= 80
     assert "gain" not in lines[0], "no entry has one"
-
-
-def test_the_best_baseline_of_a_rank_is_the_lowest(printed: Any) -> None:
-    text = printed(
-        record("test", 7.0, task="retrieval", metric="median rank", baselines={"blind": 40.0, "chance": 50.0})
-    )
-    assert "40.0 blind" in text

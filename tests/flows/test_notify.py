@@ -19,20 +19,14 @@ def send(bad: bool = True, message: str = "disk full", **params: Any) -> list[st
     return lines
 
 
-def test_message_is_json(listener: Any) -> None:
-    assert send(webhook=listener.url) == []
+def test_message_is_json_and_a_name_in_it_is_no_markup_in_slack(listener: Any) -> None:
+    message = "data/inbox/<!channel> & <https://evil.example|sign in>: unreadable"
+    assert send(webhook=listener.url, message=message) == []
     body = listener.bodies[0]
     assert body.pop("time") == pytest.approx(time.time(), abs=30)
-    text = "retrain monday: Failed. disk full"
-    assert body == {"text": text, "flow": "retrain", "run": "monday", "state": "Failed", "message": "disk full"}
-
-
-def test_a_name_in_a_message_is_no_markup_in_slack(listener: Any) -> None:
-    message = "data/inbox/<!channel> & <https://evil.example|sign in>: unreadable"
-    send(webhook=listener.url, message=message)
-    body = listener.bodies[0]
     escaped = "data/inbox/&lt;!channel&gt; &amp; &lt;https://evil.example|sign in&gt;: unreadable"
-    assert (body["text"], body["message"]) == (f"retrain monday: Failed. {escaped}", message)
+    text = f"retrain monday: Failed. {escaped}"
+    assert body == {"text": text, "flow": "retrain", "run": "monday", "state": "Failed", "message": message}
 
 
 def test_url_may_come_from_the_environment(listener: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -22,6 +19,7 @@ import requests
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
+from prefect_server import free_port
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.demo_page import occlusion
@@ -32,36 +30,9 @@ from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.serving.images import MAX_BYTES
 
+pytestmark = pytest.mark.extras
+pytest.importorskip("gradio", reason="in requirements-photographs.lock")
 ROOT = Path(__file__).parents[3]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _browser() -> Any:
-    """Start headless Chromium, or skip with the reason."""
-    for package in ("gradio", "playwright"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: requirements-photographs.lock, requirements-pictures.lock")
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not on this machine")
-    from playwright.sync_api import sync_playwright
-
-    return sync_playwright()
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    with _browser() as driver:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        flags += ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-sync"]
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
-        chromium.close()
 
 
 def _pixels(picture: Image.Image | bytes) -> NDArray[np.int16]:
@@ -107,7 +78,6 @@ def _check_boxes(tab: Any, overlay: Overlay | None, photo: Path, screen: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.extras
 def test_page_in_a_browser(
     here: Workspace, params: Params, photo: Path, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +89,7 @@ def test_page_in_a_browser(
     assert expected.overlay is not None and "thick ones matter most" in expected.overlay.note
     broken = here.root / "broken.png"
     broken.write_bytes(photo.read_bytes()[:200])
-    port, elsewhere = _free_port(), []
+    port, elsewhere = free_port(), []
     with serving(page, host="127.0.0.1", port=port) as address:
         assert address == f"http://127.0.0.1:{port}"
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
@@ -181,13 +151,10 @@ def _answers(address: str, port: int) -> bool:
         return False
 
 
-@pytest.mark.extras
 def test_default_host_is_the_loopback_address(here: Workspace, params: Params, tmp_path: Path) -> None:
     """Run the command. On Linux 127.0.0.2 is this machine, too: a server on all addresses would answer there."""
-    if importlib.util.find_spec("gradio") is None:
-        pytest.skip("gradio is not installed: requirements-photographs.lock")
     (here.root / "params.yaml").write_text(yaml.safe_dump(to_plain(params)), encoding="utf-8")
-    port, stderr = _free_port(), tmp_path / "stderr"
+    port, stderr = free_port(), tmp_path / "stderr"
     command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with stderr.open("w") as errors:
@@ -204,13 +171,10 @@ def test_default_host_is_the_loopback_address(here: Workspace, params: Params, t
         process.communicate(timeout=60)
 
 
-@pytest.mark.extras
 def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params: Params) -> None:
-    if importlib.util.find_spec("gradio") is None:
-        pytest.skip("gradio is not installed: requirements-photographs.lock")
     from vlp_models.contrib.demo_page.app import serving
 
-    with serving(make_page(params, here, runs=["own-vqa"]), host="127.0.0.1", port=_free_port()) as address:
+    with serving(make_page(params, here, runs=["own-vqa"]), host="127.0.0.1", port=free_port()) as address:
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         examples = set(folder.rglob("*"))
         for size, status in ((MAX_BYTES // 2, 200), (MAX_BYTES + 1, 413)):
