@@ -194,8 +194,8 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
     "use --set trainer.devices=[": [
         ("setting is no YAML", nothing, r"--set trainer\.devices: the value is not valid YAML"),
     ],
-    "use --set models.tden.text_init=package:no-bert": [
-        ("package is missing", nothing, r"`models\.tden\.text_init: package:no-bert`: not installed; install it with"),
+    "use --set tokenizer.source=vocab --set tokenizer.vocab=package:no-bert": [
+        ("package is missing", nothing, r"`tokenizer\.vocab: package:no-bert`: not installed; install it with"),
     ],
     "promote vqq": [("unknown task", nothing, r"vqq: no such task; did you mean `vqa`")],
     "promote captioning": [
