@@ -37,6 +37,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_encoders_equal_slow_reference(config: dict[str, Any]) -> None:
+    """Of one sample at a time, without padding: so no other sample, and no padding, has an effect."""
     model, batch = build_tiny(**config), random_batch(3)
     slow, text = Slow(model), batch.text
     words = Packing.of(text.mask_BT)
@@ -56,70 +57,6 @@ def test_encoders_equal_slow_reference(config: dict[str, Any]) -> None:
         np.testing.assert_allclose(fused.text_BTD[i, : len(ids)].numpy(), pair[17:], atol=1e-10)
         pooled = np.tanh(slow.weights["pooler.weight"] @ pair[17] + slow.weights["pooler.bias"])
         np.testing.assert_allclose(fused.pooled_BP[i].numpy(), pooled, atol=1e-10)
-
-
-def test_each_expert_gets_exactly_its_tokens() -> None:
-    """In a pair: below `vl_start` an image's 17 tokens and a text's words separately, then all together. An image or a
-    text alone: never the other modality's expert, nor the vision-language expert."""
-    model, batch = build_tiny(), random_batch(3)
-    counts: dict[str, int] = {}
-    for layer, block in enumerate(model.blocks):
-        for name, expert in block.experts.items():
-            expert.register_forward_hook(
-                lambda _, x, __, key=f"{layer} {name}": counts.__setitem__(key, counts.get(key, 0) + len(x[0]))
-            )
-    images, words = 3 * 17, int(batch.text.mask_BT.sum())
-    model.fuse(batch.image, batch.text)
-    apart = {"0 vision": images, "0 language": words, "1 vision": images, "1 language": words}
-    assert counts == {**apart, "2 vision_language": images + words}
-    counts.clear()
-    model.embed_image(batch.image)
-    assert counts == {f"{layer} vision": images for layer in range(3)}
-    counts.clear()
-    model.embed_text(batch.text)
-    assert counts == {f"{layer} language": words for layer in range(3)}
-
-
-def test_text_depends_on_the_image_only_through_attention() -> None:
-    """Without attention's output, neither the image nor the vision expert affects the text below `vl_start`."""
-    model, batch = build_tiny(vl_start=3), random_batch(2)
-    for block in model.blocks:
-        torch.nn.init.zeros_(block.attention.out.weight)
-    before = model.fuse(batch.image, batch.text).text_BTD
-    other = Pixels(pixels_B3HW=-batch.image.pixels_B3HW)
-    with torch.no_grad():
-        for block in model.blocks:
-            block.experts["vision"].ffn[0].weight.add_(1.0)
-    assert torch.equal(model.fuse(other, batch.text).text_BTD, before)
-
-
-@pytest.mark.parametrize("config", VARIANTS, ids=str)
-def test_padding_and_other_samples_change_nothing(config: dict[str, Any]) -> None:
-    model, batch = build_tiny(**config), random_batch()
-    wide = padded(batch.text, 3)
-    order = torch.tensor([2, 0, 3, 1])
-    for read in (
-        lambda b: model.fuse(b.image, b.text).pooled_BP,
-        lambda b: model.embed_text(b.text),
-        lambda b: model.embed_image(b.image),
-    ):
-        whole = read(batch)
-        torch.testing.assert_close(read(dataclasses.replace(batch, text=wide)), whole, rtol=0, atol=1e-12)
-        torch.testing.assert_close(read(batch.select(order)), whole[order], rtol=0, atol=1e-12)
-        for i in range(4):
-            alone = read(trimmed(batch, torch.tensor([i])))
-            torch.testing.assert_close(alone[0], whole[i], rtol=0, atol=1e-12)
-
-
-def test_several_texts_per_image() -> None:
-    model, batch = build_tiny(), random_batch()
-    owner = torch.tensor([3, 1, 3, 2])
-    shared = dataclasses.replace(batch.text, owner_N=owner)
-    each = model.fuse(batch.image.select(owner), batch.text)
-    torch.testing.assert_close(model.fuse(batch.image, shared).pooled_BP, each.pooled_BP)
-    logits = model.match_head(each.pooled_BP)
-    scores = model.score(model.encode_image(batch.image), batch.text, owner)
-    torch.testing.assert_close(scores, logits[:, 1] - logits[:, 0])
 
 
 def test_cached_biases_are_valid_until_a_weight_changes() -> None:

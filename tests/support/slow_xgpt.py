@@ -1,6 +1,6 @@
 """XGPT in NumPy, a sample at a time and a formula a line: what the model is measured against.
 
-All arrays are float64. `w` is the model's state dict. Only what tests/models/test_xgpt_formulas.py needs.
+All arrays are float64. `w` is the model's state dict. Only what tests/models/test_xgpt.py needs.
 """
 
 from __future__ import annotations

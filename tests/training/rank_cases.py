@@ -12,9 +12,10 @@ import json
 import sys
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ import tiny_tden as tiny
 import tiny_vlmo
 import torch
 import torch.distributed as dist
-import toy_unified_vlp
 from safetensors.torch import save_file
+from tiny_unified_vlp import tiny_unified_vlp
 from tiny_xgpt import tiny_xgpt
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -34,7 +35,7 @@ from toy_dataset import Toy
 from toy_pairs import by_pairs
 from toy_tasks import double, make
 from toy_tasks import learn as learn_captions
-from two_pass_toys import ALL, generator, recipe_of, two_pass
+from two_pass_toys import ALL, generator, recipe_of
 
 from vlp_models.contrib.fsdp.strategy import Sharding
 from vlp_models.data.batch import Batch, Regions, Text
@@ -72,24 +73,33 @@ class Case:
 
 def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     """Each is built when it is called. folder: with a toy dataset (toy_dataset.make_toy)."""
-    every: dict[str, Callable[[], Case]] = {}
-    for name in ALL:
-        every[name] = lambda name=name: pretraining([name])
-    every |= {
-        "all": lambda: pretraining(list(ALL)),
-        "bert": lambda: pretraining(["mlm", "moc"], mask_scheme="bert", zero_overlapping_regions=True),
-        "hardest": lambda: pretraining(["ism"], ism_negatives="hardest"),
-        "cross_modal": lambda: pretraining(["ism", "mlm"], ism_source="cross_modal"),
-        "no_words_on_rank_0": lambda: pretraining(["mlm"], probability=0.05, seed=seed_without_words()),
-        "no_words": lambda: pretraining(["mlm", "msg"], probability=0.0),
-        "single": lambda: pretraining(list(ALL), size=1),
-        "single_cross_modal": lambda: pretraining(["ism", "msg"], size=1, ism_source="cross_modal"),
+    both, unified = ["bidirectional", "seq2seq"], tiny_unified_vlp
+    # name -> how the model is built, its objectives, and what differs from `pretraining`'s defaults
+    settings: dict[str, tuple[Callable[..., Any], Iterable[str], dict[str, Any]]] = {
+        **{name: (tiny.build_tiny, [name], {}) for name in ALL},
+        "all": (tiny.build_tiny, ALL, {}),
+        "bert": (tiny.build_tiny, ["mlm", "moc"], {"mask_scheme": "bert", "zero_overlapping_regions": True}),
+        "hardest": (tiny.build_tiny, ["ism"], {"ism_negatives": "hardest"}),
+        "cross_modal": (tiny.build_tiny, ["ism", "mlm"], {"ism_source": "cross_modal"}),
+        "no_words_on_rank_0": (tiny.build_tiny, ["mlm"], {"probability": 0.05, "seed": seed_without_words()}),
+        "no_words": (tiny.build_tiny, ["mlm", "msg"], {"probability": 0.0}),
+        "single": (tiny.build_tiny, ALL, {"size": 1}),
+        "single_cross_modal": (tiny.build_tiny, ["ism", "msg"], {"size": 1, "ism_source": "cross_modal"}),
+        **{f"two_pass_{scheme}": (tiny.build_tiny, ALL, {"scheme": scheme}) for scheme in "abc"},
+        "two_pass_single": (tiny.build_tiny, ALL, {"scheme": "b", "size": 1}),
+        **{f"xgpt_{name}": (tiny_xgpt, [name], {}) for name in XGPT.objectives},
+        "xgpt_two_pass": (tiny_xgpt, XGPT.objectives, {"scheme": "a"}),
+        "xgpt_single": (tiny_xgpt, XGPT.objectives, {"size": 1}),
+        **{f"unified_vlp_{name}": (unified, [name], {}) for name in both},
+        "unified_vlp_both": (unified, both, {"mask_scheme": "mask"}),
+        "unified_vlp_drawn": (unified, both, {"mix": "sample"}),
+        "unified_vlp_drawn_single": (unified, both, {"mix": "sample", "size": 1}),
+        "unified_vlp_pretext": (unified, [*both, "moc"], {"mix": "sample", "region_classes": "pretext"}),
+        **{f"unified_vlp_two_pass_{scheme}": (unified, both, {"scheme": scheme}) for scheme in "abc"},
     }
-    for scheme in ("a", "b", "c"):
-        every[f"two_pass_{scheme}"] = lambda scheme=scheme: passes(scheme)
-    every["two_pass_single"] = lambda: passes("b", size=1)
-    for name in (*XGPT.objectives, "two_pass", "single"):
-        every[f"xgpt_{name}"] = lambda name=name: of_xgpt(name)
+    every: dict[str, Callable[[], Case]] = {}
+    for name, (build, objectives, config) in settings.items():
+        every[name] = partial(pretraining, build, objectives, **config)
     for task in (task for task in ("captioning", "vqa", "nlvr", "vcr", "retrieval") if task in TASKS):
         for size in (7, 1):
             every[f"{task}_{size}"] = lambda task=task, size=size: fine_tuning(folder, task, size)
@@ -99,28 +109,26 @@ def cases(folder: Path) -> dict[str, Callable[[], Case]]:
     every["smoothed"] = lambda: fine_tuning(folder, "captioning", 7, options={"label_smoothing": 0.1})
     for baseline, size in (("greedy", 7), ("greedy", 1), ("leave_one_out", 7)):
         every[f"self_critical_{baseline}_{size}"] = lambda b=baseline, s=size: reward(folder, b, s)
-    every |= toy_unified_vlp.rank_cases(Case, rows)
     for name in (*VLMO, "all", "single", "both"):
         every[f"vlmo_{name}"] = lambda name=name: of_vlmo(name)
     return every
 
 
 def pretraining(
-    objectives: list[str], *, size: int = 7, probability: float = 0.4, seed: int = 3, **config: Any
+    build: Callable[..., Any],
+    objectives: Iterable[str],
+    *,
+    size: int = 7,
+    mix: str = "sum",
+    scheme: str = "none",
+    probability: float = 0.4,
+    seed: int = 3,
+    **config: Any,
 ) -> Case:
-    model, batch = tiny.build_tiny(**config), shared_batch(size)
-    recipe = recipe_of({name: ALL[name] for name in objectives}, mask_probability=probability)
-    loss = make_loss(model, recipe, ScheduledSamplingParams(), name="tden")
+    model, batch = build(**config), shared_batch(size)
+    recipe = recipe_of(dict.fromkeys(objectives, 1.0), mask_probability=probability, mix=mix)
+    loss = make_loss(model, recipe, ScheduledSamplingParams(scheme=scheme), name="x")  # type: ignore[arg-type]
     return Case(model, lambda b: loss(b, update=0, generator=generator(seed)), lambda i, j: rows(batch, i, j), size)
-
-
-def of_xgpt(name: str) -> Case:
-    """An objective, or all of them: in two passes, or of a single sample."""
-    size = 1 if name == "single" else 7
-    model, batch = tiny_xgpt(), shared_batch(size)
-    recipe = recipe_of(dict.fromkeys([name] if name in model.objectives else model.objectives, 1.0))
-    loss = make_loss(model, recipe, ScheduledSamplingParams(scheme="a" if name == "two_pass" else "none"), name="xgpt")
-    return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
 
 
 def of_vlmo(name: str) -> Case:
@@ -138,12 +146,6 @@ def of_vlmo(name: str) -> Case:
         return tiny_vlmo.trimmed(batch, torch.arange(first, last)) if first < last else batch.empty()
 
     return Case(model, loss, rows_of, size)
-
-
-def passes(scheme: str, size: int = 7) -> Case:
-    model, batch = tiny.build_tiny(), shared_batch(size)
-    loss = two_pass(model, scheme)
-    return Case(model, lambda b: loss(b, update=0, generator=generator(3)), lambda i, j: rows(batch, i, j), size)
 
 
 def toy_in(folder: Path) -> Toy:

@@ -1,24 +1,36 @@
-"""Warm-up, decay, and which parameters decay."""
+"""Warm-up, decay, which parameters decay, and parts of a model with optimizers, rates and times of their own."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from soho_toys import batch_of, losses
+from soho_toys import build as build_soho
+from token_toys import WEIGHTS, Tokens
 from torch import nn
+from toy_dataset import CLASSES, FEATURE_DIM, KilledAt, Toy, same_weights, untimed
 
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES, DataFacts, build_model
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward, TransformerBlock
 from vlp_models.models.xgpt.layers import AttentionOnAttention
-from vlp_models.params import OptimizerParams
+from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import build
 from vlp_models.training.optim import (
+    CombinedOptimizer,
+    Freezing,
+    Muon,
     block_matrices,
     build_optimizer,
+    check_groups,
     learning_rate_factor,
+    named_groups,
     parameter_groups,
 )
 
@@ -102,3 +114,213 @@ def test_muon_finds_the_blocks_of_every_family(family: str) -> None:
     parts = [m for m in model.modules() if isinstance(m, MultiHeadAttention | FeedForward | AttentionOnAttention)]
     of_parts = {id(m.weight) for part in parts for m in part.modules() if isinstance(m, nn.Linear)}
     assert of_parts and taken == of_parts
+
+
+# ---- Parts of a model ----
+
+
+def model() -> nn.ModuleDict:
+    torch.manual_seed(3)
+    block = TransformerBlock(8, 2, 16, dropout=0.0, attention_dropout=0.0, eps=1e-5)
+    cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    return nn.ModuleDict({"cnn": cnn, "words": nn.Embedding(5, 8), "block": block, "word_head": nn.Linear(8, 5)})
+
+
+def rates(module: nn.Module, params: OptimizerParams) -> dict[str, tuple[str, float, float]]:
+    """Parameter -> (optimizer, rate, decay)."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    optimizer = build_optimizer(module, params)
+    parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
+    return {
+        names[id(p)]: (type(part).__name__, group["lr"], group["weight_decay"])
+        for part in parts
+        for group in part.param_groups
+        for p in group["params"]
+    }
+
+
+def test_each_group_has_its_own_optimizer_settings() -> None:
+    groups = {
+        "cnn": {"kind": "sgd", "lr": 0.01, "momentum": 0.8, "weight_decay": 5e-4},
+        "word_head": {"lr": 0.5},
+        "words": {"frozen": True},
+        "block": {"kind": "muon", "lr": 0.02},
+    }
+    params = build(OptimizerParams, {"lr": 1e-3, "kind": "adam", "weight_decay": 0.0, "groups": groups}, where="o")
+    module = model()
+    Freezing(module, params.groups)
+    found = rates(module, params)
+    assert found["cnn.0.weight"] == ("SGD", 0.01, 5e-4) and found["cnn.1.weight"] == ("SGD", 0.01, 0.0)
+    assert found["word_head.weight"] == found["word_head.bias"] == ("Adam", 0.5, 0.0)
+    assert "words.weight" not in found
+    for name, value in found.items():
+        if name.startswith("block."):
+            matrix = module.get_parameter(name).ndim == 2
+            assert value == (("Muon", 0.02, 0.0) if matrix else ("Adam", 1e-3, 0.0)), name
+    sgd = next(p for p in build_optimizer(module, params).parts if isinstance(p, torch.optim.SGD))  # type: ignore[attr-defined]
+    assert {g["momentum"] for g in sgd.param_groups} == {0.8}
+    assert len(found) == len(list(module.parameters())) - 1
+
+
+def test_group_learning_rate_scales_muon_rate() -> None:
+    found = rates(model(), OptimizerParams(lr=1e-3, muon_lr=4e-3, groups={"block": GroupParams(lr=5e-4)}))
+    kinds = {value[:2] for name, value in found.items() if name.startswith("block.")}
+    assert kinds == {("Muon", 2e-3), ("AdamW", 5e-4)}
+
+
+def test_rate_of_zero_does_not_change_the_kind_of_a_group() -> None:
+    group = {"kind": "muon", "lr": 0}
+    params = build(OptimizerParams, {"lr": 1e-3, "groups": {"block": group}}, where="o")
+    kinds = {value[:2] for name, value in rates(model(), params).items() if name.startswith("block.")}
+    assert kinds == {("Muon", 0.0), ("AdamW", 1e-3)}, "the matrices stay, the others have the run's rate"
+
+
+@pytest.mark.parametrize(
+    ("group", "more", "kind"),
+    [({}, {}, "adamw"), ({}, {"kind": "adam"}, "adam"), ({"kind": "adamw"}, {"muon_lr": 0.1}, "adamw")],
+)
+def test_momentum_is_refused_where_it_has_no_effect(group: dict, more: dict, kind: str) -> None:
+    settings = {"lr": 1e-3, **more, "groups": {"block": {**group, "momentum": 0.5}}}
+    message = rf"`o`: `groups\.block\.momentum: 0\.5` only applies to sgd and muon, not {kind}; remove it"
+    with pytest.raises(ParamsError, match=message):
+        build(OptimizerParams, settings, where="o")
+
+
+def test_momentum_of_a_group_applies_to_the_runs_muon() -> None:
+    params = build(OptimizerParams, {"lr": 1e-3, "muon_lr": 0.1, "groups": {"block": {"momentum": 0.5}}}, where="o")
+    muon = next(p for p in build_optimizer(model(), params).parts if isinstance(p, Muon))  # type: ignore[attr-defined]
+    assert {g["momentum"] for g in muon.param_groups} == {0.5}
+
+
+def test_invalid_groups_are_refused() -> None:
+    with pytest.raises(ParamsError, match=r"groups\.cnm`: the model has no such part; did you mean `cnn`\?"):
+        build_optimizer(model(), OptimizerParams(lr=1.0, groups={"cnm": GroupParams()}))
+    with pytest.raises(ParamsError, match=r"`o\.groups` freezes every part"):
+        check_groups(model(), {name: GroupParams(frozen=True) for name in model()}, "o")
+
+
+def test_group_names_come_from_the_model_or_its_children() -> None:
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = model(), nn.Linear(2, 2)
+
+    assert list(named_groups(Task())) == ["cnn", "words", "block", "word_head", "head"]
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(1, 1), nn.Linear(1, 1)
+
+        def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+            return {"all": list(self.parameters())}
+
+    assert list(named_groups(Named())) == ["all"]
+    tied = model()
+    tied["word_head"].weight = nn.Parameter(tied["words"].weight.detach())
+    tied["words"].weight = tied["word_head"].weight
+    assert [len(parameters) for parameters in named_groups(tied).values()] == [4, 1, 12, 1], "the first part's"
+
+
+def test_inverse_sqrt_schedule_with_floor() -> None:
+    params = OptimizerParams(lr=4e-4, warmup_fraction=0.04, schedule="inverse_sqrt", min_lr=1e-4)
+    factors = [learning_rate_factor(k, total=100, params=params) for k in (0, 3, 4, 15, 24, 35, 63, 64, 99)]
+    assert factors == pytest.approx([1 / 4, 1.0, (4 / 5) ** 0.5, 0.5, 0.4, 1 / 3, 0.25, 0.25, 0.25])
+    with pytest.raises(ParamsError, match="is above `lr"):
+        build(OptimizerParams, {"lr": 1e-4, "min_lr": 1e-3}, where="o")
+
+
+class Normed(Tokens):
+    """With batch normalization among its regions, and dropout."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.regions = nn.Sequential(
+            nn.Linear(args[1], 6), nn.Flatten(0, 1), nn.BatchNorm1d(6), nn.Dropout(0.2)
+        ).double()  # type: ignore[assignment]
+        self.regions.append(nn.Unflatten(0, (-1, 2)))
+
+
+def normed(toy: Toy) -> Normed:
+    return Normed(toy.tokenizer.vocab_size, FEATURE_DIM, len(CLASSES))
+
+
+@pytest.mark.slow
+def test_frozen_parts_are_bitwise_unchanged_until_they_thaw_even_after_resume(toy: Toy, tmp_path: Path) -> None:
+    groups = {"regions": {"frozen_epochs": 2}, "words": {"frozen": True}, "trunk": {"kind": "sgd", "lr": 0.1}}
+    optimizer = build(OptimizerParams, {"lr": 0.01, "weight_decay": 0.5, "groups": groups}, where="o")
+    settings: dict[str, Any] = {
+        "objectives": WEIGHTS,
+        "optimizer": vars(optimizer),
+        "max_epochs": 3,
+        "checkpoint_every_steps": 1,
+    }
+    start, seen = normed(toy).state_dict(), {}
+
+    class Watching:
+        def __init__(self, module: nn.Module) -> None:
+            self.module = module
+
+        def sync(self, log: Path) -> None:
+            seen[len(log.read_text().splitlines())] = {k: v.clone() for k, v in self.module.state_dict().items()}
+
+    whole = normed(toy)
+    _, result = toy.fit(tmp_path / "whole", whole, tracker=Watching(whole), **settings)
+    assert result.steps == 18
+    for step, state in seen.items():
+        for name in start:
+            same = torch.equal(state[name], start[name])
+            if name.startswith("words."):
+                assert same
+            elif name.startswith("regions."):  # its parameters and its running statistics
+                assert same is (step <= 12), (step, name)
+            elif step:
+                assert not same, (step, name)
+    for step in (5, 12, 14):
+        work = tmp_path / str(step)
+        with pytest.raises(InterruptedError):
+            toy.fit(work, normed(toy), tracker=KilledAt(work, step), **settings)
+        resumed, after = toy.fit(work, normed(toy), **settings)
+        assert after.resumed_from == step and untimed(after.rows) == untimed(result.rows)
+        assert same_weights(whole, resumed)
+
+
+SGD = {"kind": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 5e-4}
+CNN = ("backbone.net.",)
+STEM = ("backbone.net.conv1.", "backbone.net.bn1.", "backbone.net.layer1.")
+
+
+def run(groups: dict, epochs: int = 3) -> list[dict[str, torch.Tensor]]:
+    """The state before training and after each of several epochs of one update, as the training loop goes."""
+    params = build(OptimizerParams, {"lr": 1e-3, "weight_decay": 0.01, "groups": groups}, where="o")
+    model = build_soho()
+    freezing = Freezing(model, params.groups)
+    optimizer = build_optimizer(model, params)
+    states = [{name: t.clone() for name, t in model.state_dict().items()}]
+    for epoch in range(epochs):
+        freezing.train(epoch)
+        sum(loss.mean for loss in losses(model, batch_of(seed=epoch), seed=epoch).values()).backward()
+        freezing.drop_gradients(epoch)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.dictionary.update()
+        states.append({name: t.clone() for name, t in model.state_dict().items()})
+    return states
+
+
+def moved(before: dict, after: dict) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_frozen_stem_stays_and_the_rest_of_the_cnn_is_trained() -> None:
+    states = run({"cnn": SGD, "cnn_stem": {"frozen": True}})
+    changed = moved(states[0], states[-1])
+    assert not {name for name in changed if name.startswith(STEM)}
+    assert "backbone.net.layer2.0.conv1.weight" in changed and "backbone.net.layer2.0.bn1.running_var" in changed
+
+
+def test_paper_optimizers_by_group() -> None:
+    groups = {"cnn": SGD, "cnn_stem": SGD}
+    params = build(OptimizerParams, {"lr": 1e-4, "weight_decay": 0.01, "groups": groups}, where="o")
+    for name, (kind, lr, _) in rates(build_soho(), params).items():
+        assert (kind, lr) == (("SGD", 1e-2) if name.startswith(CNN) else ("AdamW", 1e-4)), name

@@ -75,10 +75,12 @@ from vlp_models.models.vlmo.embeddings import PatchEmbedding, WordEmbedding
 from vlp_models.models.vlmo.image_tokens import ImageTokens
 from vlp_models.models.vlmo.interpolation import fit_weights
 from vlp_models.models.vlmo.pretraining import (
-    FusionPairs,
-    add_matching_pairs,
+    Pairs,
     check_objectives,
+    join_pairs,
     mask_words,
+    matching_pairs,
+    rows_of_texts,
 )
 from vlp_models.models.vlmo.transformer import MoMEBlock, PositionBias, Route
 from vlp_models.objectives.contrastive import EmbeddedPairs, image_text_contrast
@@ -315,10 +317,10 @@ class VLMo(nn.Module):
             place_MS = cast(Tensor, images.place_B)[:, None].expand(-1, tokens)
             patches_MSD = add_places(patches_MSD, place_MS, self.place_embedding)
             patches, mask = image.spread(patches_MSD).flatten(1, 2), image.there_BK.repeat_interleave(tokens, 1)
-            mask = mask if owner_N is None else mask.index_select(0, owner_N)
+            mask = rows_of_texts(mask, owner_N)
         else:
             patches = self.encode_image(image)
-        return self._fuse(patches if owner_N is None else patches.index_select(0, owner_N), text, mask_NS=mask)
+        return self._fuse(rows_of_texts(patches, owner_N), text, mask_NS=mask)
 
     def locate(self, image: Image, text: Text) -> Located:
         """Return the patches' last states, without [CLS]'s."""
@@ -401,9 +403,9 @@ class VLMo(nn.Module):
         biases = self.biases(max(text_len, ids_NT.shape[1]))
         patches_BSD, owner_N = self.encode_image(batch.image), batch.text.owners(len(batch.image))
         names = self._negative_names(batch, owner_N)
-        pairs = FusionPairs(patches_BSD=patches_BSD, owner_N=owner_N)
+        pairs: list[Pairs] = []
         if "mlm" in objectives:
-            pairs.add_true_pairs(ids_NT, batch.text.mask_BT)
+            pairs.append((ids_NT, batch.text.mask_BT, rows_of_texts(patches_BSD, owner_N)))
         if {"itc", "itm"} & set(objectives):
             # Matching alone needs the vectors only to draw negatives, so it needs no graph of them.
             with torch.set_grad_enabled(torch.is_grad_enabled() and "itc" in objectives):
@@ -411,16 +413,15 @@ class VLMo(nn.Module):
             if "itc" in objectives:
                 losses["itc"] = self.contrast_loss(vectors, names, owner_N, objectives["itc"], others)
             if "itm" in objectives:
-                images_NE, texts_NE = vectors[0]
-                images_NE = images_NE if owner_N is None else images_NE.index_select(0, owner_N)
                 scale = self.contrast_scale().detach()
-                matched_R = add_matching_pairs(
-                    pairs, batch.text, images_NE, texts_NE, scale, names, objectives["itm"], generator
+                parts, matched_R = matching_pairs(
+                    batch.text, patches_BSD, vectors[0], scale, names, objectives["itm"], generator
                 )
+                pairs += parts
         if not {"itm", "mlm"} & set(objectives):
             return losses
         # One pass of the fusion encoder: rows of MLM first, then those of matching.
-        ids, mask, patches_RSD = pairs.concatenate()
+        ids, mask, patches_RSD = join_pairs(pairs)
         words = Packing.of(mask)
         _, text_MD = self.pair_states(patches_RSD, ids, words, self._corner(biases, ids.shape[1]))
         mlm_rows = len(batch.text) if "mlm" in objectives else 0
@@ -509,7 +510,7 @@ class VLMo(nn.Module):
         biases = self.biases(batch.text.ids_BT.shape[1])
         contrasts = []
         for images_BE, texts_NE in self.contrast_vectors(self.encode_image(batch.image), batch.text, biases):
-            images_NE = images_BE if owner_N is None else images_BE.index_select(0, owner_N)
+            images_NE = rows_of_texts(images_BE, owner_N)
             contrasts.append(EmbeddedPairs(texts_KE=texts_NE, images_KE=images_NE, image_ids=names))
         return contrasts
 
@@ -527,7 +528,7 @@ class VLMo(nn.Module):
             scales.append(self.fused_log_scale)
         losses = []
         for number, ((images_BE, texts_NE), log_scale) in enumerate(zip(vectors, scales, strict=True)):
-            images_NE = images_BE if owner_N is None else images_BE.index_select(0, owner_N)
+            images_NE = rows_of_texts(images_BE, owner_N)
             ids = image_ids
             if learners is not None:
                 # Samples that do not learn the loss are no candidates either.

@@ -1,7 +1,7 @@
 """Inputs of VLMo's objectives: masked patches and words, and the pairs that the fusion encoder reads.
 
-MLM and image-text matching (ITM) share one pass through the fusion encoder (`FusionPairs`): first the pairs whose words
-MLM predicts, then ITM's true pairs and hard negatives.
+MLM and image-text matching (ITM) share one pass through the fusion encoder: first the pairs whose words MLM predicts,
+then ITM's true pairs and hard negatives.
 
 Shape suffixes: B images, N texts of this process, G texts of all processes, S image tokens, T text tokens, D
 hidden, E embedding, R pairs.
@@ -9,8 +9,7 @@ hidden, E embedding, R pairs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,8 @@ from vlp_models.objectives.distributed import gather_rows, take_rows, world_size
 from vlp_models.objectives.loss import Learners
 from vlp_models.objectives.masked_modeling import mask_tokens, select_tokens, select_words
 from vlp_models.objectives.matching import different_image_mask, draw_hard_negatives, similarities
+
+Pairs = tuple[Tensor, Tensor, Tensor]  # ids and mask of the texts, [R, T], and patches of their images, [R, S, D]
 
 
 def check_objectives(objectives: Collection[str], supported: Collection[str], batch: Batch) -> None:
@@ -73,62 +74,43 @@ def mask_words(
     return selected_NT, ids_NT
 
 
-@dataclass(kw_only=True)
-class FusionPairs:
-    """The pairs of one pass through the fusion encoder, collected in parts.
-
-    patches_BSD: this process's images, embedded once. owner_N: the image that each of its texts is about.
-    """
-
-    patches_BSD: Tensor
-    owner_N: Tensor | None
-    _ids: list[Tensor] = field(default_factory=list)
-    _masks: list[Tensor] = field(default_factory=list)
-    _patches: list[Tensor] = field(default_factory=list)
-
-    @property
-    def patches_NSD(self) -> Tensor:
-        """Return the patches of each text's image."""
-        return self.patches_BSD if self.owner_N is None else self.patches_BSD.index_select(0, self.owner_N)
-
-    def add_true_pairs(self, ids_NT: Tensor, mask_NT: Tensor, rows_R: Tensor | None = None) -> None:
-        """Add texts with the images that they are about; rows_R: only these texts."""
-        patches_NSD = self.patches_NSD
-        if rows_R is not None:
-            ids_NT, mask_NT = ids_NT.index_select(0, rows_R), mask_NT.index_select(0, rows_R)
-            patches_NSD = patches_NSD.index_select(0, rows_R)
-        self.add(ids_NT, mask_NT, patches_NSD)
-
-    def add(self, ids_RT: Tensor, mask_RT: Tensor, patches_RSD: Tensor) -> None:
-        self._ids.append(ids_RT)
-        self._masks.append(mask_RT)
-        self._patches.append(patches_RSD)
-
-    def concatenate(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and masks, padded to the longest text, and patches of all pairs."""
-        width = max(ids.shape[1] for ids in self._ids)
-        ids = [F.pad(part, (0, width - part.shape[1])) for part in self._ids]
-        masks = [F.pad(part, (0, width - part.shape[1])) for part in self._masks]
-        return torch.cat(ids), torch.cat(masks), torch.cat(self._patches)
+def join_pairs(parts: Sequence[Pairs]) -> Pairs:
+    """Return all pairs of one pass, with ids and masks padded to the longest text."""
+    width = max(ids.shape[1] for ids, _, _ in parts)
+    ids, masks, patches = zip(*parts, strict=True)
+    padded = [torch.cat([F.pad(part, (0, width - part.shape[1])) for part in column]) for column in (ids, masks)]
+    return padded[0], padded[1], torch.cat(patches)
 
 
-def add_matching_pairs(
-    pairs: FusionPairs,
+def rows_of_texts(rows_B: Tensor, owner_N: Tensor | None) -> Tensor:
+    """Return the row of each text's image: [B, ...] -> [N, ...]. owner_N: that image; None: text i has image i."""
+    return rows_B if owner_N is None else rows_B.index_select(0, owner_N)
+
+
+def matching_pairs(
     text: Text,
-    images_NE: Tensor,
-    texts_NE: Tensor,
+    patches_BSD: Tensor,
+    vectors: tuple[Tensor, Tensor],
     scale: Tensor,
     image_ids: tuple[str, ...],
     learners: Tensor | None,
     generator: torch.Generator,
-) -> Tensor:
-    """Add ITM's pairs: each text with its image, with a similar other image, and each image with a similar other text.
+) -> tuple[list[Pairs], Tensor]:
+    """Return ITM's pairs: each text with its image and with a similar other image, and its image with another text.
 
     Negatives are drawn from all processes, with probabilities that grow with similarity (section 3.3; ALBEF, section
     3.2).
 
-    learners: bool [N]; None: all. Returns int64 [R]: 1 for true pairs, 0 for negatives.
+    Args:
+        patches_BSD: this process's images, embedded once.
+        vectors: of the images, [B, E], and the texts, [N, E]; scale: 1 / temperature.
+        learners: bool [N]; None: all.
+
+    Returns the pairs in three parts, and int64 [R]: 1 for true pairs, 0 for negatives.
     """
+    owner_N = text.owners(len(patches_BSD))
+    images_BE, texts_NE = vectors
+    images_NE = rows_of_texts(images_BE, owner_N)
     device = texts_NE.device
     negative_NG = different_image_mask(image_ids, device)
     # A negative image for each text, then a negative text for each text's image, numbered over all processes.
@@ -143,20 +125,24 @@ def add_matching_pairs(
     matched_R = has_N.nonzero().squeeze(1)  # texts that have a negative
 
     # 1. Each text with its own image.
-    pairs.add_true_pairs(text.ids_BT, text.mask_BT, true_R)
+    ids_NT, mask_NT, patches_NSD = text.ids_BT, text.mask_BT, rows_of_texts(patches_BSD, owner_N)
+    if true_R is not None:
+        ids_NT, mask_NT = ids_NT.index_select(0, true_R), mask_NT.index_select(0, true_R)
+        patches_NSD = patches_NSD.index_select(0, true_R)
+    parts = [(ids_NT, mask_NT, patches_NSD)]
     # 2. Each text with another image. All processes must call `take_rows`, even those that request nothing.
     ids_RT, mask_RT = text.ids_BT.index_select(0, matched_R), text.mask_BT.index_select(0, matched_R)
     image_R = image_N.index_select(0, matched_R)
-    if world_size() == 1 and pairs.owner_N is not None:
+    if world_size() == 1 and owner_N is not None:
         # One process has all images: take them without a copy per text first.
-        other_RSD = pairs.patches_BSD.index_select(0, pairs.owner_N.index_select(0, image_R))
+        other_RSD = patches_BSD.index_select(0, owner_N.index_select(0, image_R))
     else:
-        other_RSD = take_rows(pairs.patches_NSD, image_R)
-    pairs.add(ids_RT, mask_RT, other_RSD)
+        other_RSD = take_rows(rows_of_texts(patches_BSD, owner_N), image_R)
+    parts.append((ids_RT, mask_RT, other_RSD))
     # 3. Each text's image with another text.
     text_R = text_N.index_select(0, matched_R)
     other_ids_RT, other_mask_RT = take_rows(text.ids_BT, text_R), take_rows(text.mask_BT, text_R)
-    pairs.add(other_ids_RT, other_mask_RT, pairs.patches_NSD.index_select(0, matched_R))
+    parts.append((other_ids_RT, other_mask_RT, rows_of_texts(patches_BSD, owner_N).index_select(0, matched_R)))
 
-    true_pairs, mismatched_pairs = len(text) if true_R is None else len(true_R), 2 * len(matched_R)
-    return torch.cat([torch.full((true_pairs,), 1, device=device), torch.full((mismatched_pairs,), 0, device=device)])
+    matched = torch.full((len(ids_NT),), 1, device=device), torch.full((2 * len(matched_R),), 0, device=device)
+    return parts, torch.cat(matched)
