@@ -1,4 +1,4 @@
-"""SOHO: images, pairs and losses against slow references; cells, positions and padding; invariances; figures."""
+"""SOHO: images, pairs and losses against slow references; cells, positions and padding; invariances."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vlp_models.training.optim import (
     Muon,
     block_matrices,
     build_optimizer,
+    build_scheduler,
     check_groups,
     learning_rate_factor,
     named_groups,
@@ -114,6 +116,32 @@ def test_muon_finds_the_blocks_of_every_family(family: str) -> None:
     parts = [m for m in model.modules() if isinstance(m, MultiHeadAttention | FeedForward | AttentionOnAttention)]
     of_parts = {id(m.weight) for part in parts for m in part.modules() if isinstance(m, nn.Linear)}
     assert of_parts and taken == of_parts
+
+
+def test_combined_optimizer_resumes_on_schedule() -> None:
+    def made() -> tuple[nn.ModuleDict, Any, Any]:
+        module = blocks_and_head()
+        optimizer = build_optimizer(module, MUON)
+        return module, optimizer, build_scheduler(optimizer, 8, MUON)
+
+    def steps(module: nn.ModuleDict, optimizer: Any, schedule: Any) -> None:
+        for k in range(3):
+            optimizer.zero_grad()
+            x = module["words"](torch.tensor([[k, 1, 2]]))
+            module["head"](module["block"](x)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    whole, resumed = made(), made()
+    steps(*whole)
+    for saved, fresh in zip(whole, resumed, strict=True):
+        fresh.load_state_dict(copy.deepcopy(saved.state_dict()))
+    # warm-up has ended, for each part at its own rate
+    assert [group["lr"] for group in resumed[1].param_groups] == pytest.approx([1e-3, 1e-3, 3e-3])
+    for run in (whole, resumed):
+        steps(*run)
+    for name, value in whole[0].state_dict().items():
+        assert torch.equal(value, resumed[0].state_dict()[name]), name
 
 
 # ---- Parts of a model ----
