@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from shard_files import hash_shards
 from torch import nn
@@ -160,6 +161,16 @@ class KilledAt:
             raise InterruptedError("killed")
 
 
+class Keeping:
+    """A tracker that remembers the weights whenever it is asked."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.seen = module, {}
+
+    def sync(self, log: Path) -> None:
+        self.seen[len(log.read_text().splitlines())] = {k: v.clone() for k, v in self.module.state_dict().items()}
+
+
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
     pairs = zip(a.state_dict().items(), b.state_dict().items(), strict=True)
     return all(n == m and torch.equal(x, y) for (n, x), (m, y) in pairs)
@@ -167,6 +178,25 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+
+
+def check_resume(fit: Callable[..., tuple[Any, Any]], root: Path, *steps: int) -> tuple[Any, Any]:
+    """Check that runs that are killed after these updates end as one that nothing stops, to the bit.
+
+    fit: trains in a folder, with an optional `tracker`. Returns the undisturbed model and its result.
+    """
+    whole, result = fit(root / "whole")
+    for step in steps:
+        work = root / f"killed-{step}"
+        with pytest.raises(InterruptedError):
+            fit(work, tracker=KilledAt(work, step))
+        torch.manual_seed(step)  # the state of the process must not matter
+        resumed, after = fit(work)
+        assert after.resumed_from == step and after.samples == result.samples
+        assert after.seconds > 0 and after.peak_memory_mb > 0
+        assert same_weights(whole, resumed), f"killed after {step}"
+        assert untimed(after.rows) == untimed(result.rows), f"killed after {step}"
+    return whole, result
 
 
 def make_toy(root: Path) -> Toy:

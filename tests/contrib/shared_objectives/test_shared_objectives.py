@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from toy_dataset import KilledAt, make_toy, same_weights, untimed, write_workspace
+from toy_dataset import check_resume, make_toy, write_workspace
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
@@ -452,8 +452,4 @@ def test_a_killed_run_with_heads_resumes_bitwise(tmp_path: Path) -> None:
             **more,
         )
 
-    whole, result = fit(tmp_path / "whole")
-    with pytest.raises(InterruptedError):
-        fit(tmp_path / "broken", tracker=KilledAt(tmp_path / "broken", 2))
-    resumed, again = fit(tmp_path / "broken")
-    assert same_weights(whole, resumed) and untimed(result.rows) == untimed(again.rows)
+    check_resume(fit, tmp_path, 2)

@@ -101,7 +101,7 @@ def _write_figures(job: TrainingJob, training: Training) -> list[Path]:
     model = training.checkpoint.get_submodule("model")  # without the heads of shared objectives
     val, collate, batch_size = training.loaders.val, training.loaders.collate, job.section.batch_size
     figures: list[Any] = []
-    family = job.params.models[job.section.model].family
+    family = training.info.family
     if family in FIGURES:
         count = min(len(val), MAX_FIGURE_IMAGES)
         numbers = [i * len(val) // count for i in range(count)]  # evenly spread over val
