@@ -2,7 +2,8 @@
 
 They were recorded by models that the other tests of this folder compare with the papers' formulas; TDEN's before its
 tokens were packed. With the switches of the authors' code they agree with that code to 4e-6 in float32.
-`python tests/support/golden_FAMILY.py` records a file again; do so only after a deliberate change of a model's computation.
+`python tests/support/golden_FAMILY.py` records a file again; do so only after a deliberate change of what a model
+computes.
 """
 
 from __future__ import annotations
