@@ -196,7 +196,7 @@ def test_shards_are_kept_until_dvc_has_recorded_them(
 def test_texts_of_a_killed_tokenizer_are_removed(
     workspace: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer, "_make", lambda *_: os._exit(9))
+    monkeypatch.setattr(tokenizer, "make_tokenizer", lambda *_: os._exit(9))
     child = os.fork()
     if not child:
         tokenizer.run(params, workspace)

@@ -60,16 +60,6 @@ def record_provenance(work: Path, provenance: Mapping[str, Any], detector_id: st
     write_json(work / PROVENANCE, {"provenance": provenance, "detector_id": detector_id})
 
 
-def load_provenance(work: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the provenance and detector id of the training whose resume state is in `work`.
-
-    Raises:
-        DataError: the file is missing or not valid JSON.
-    """
-    record = read_json(work / PROVENANCE)
-    return record["provenance"], record["detector_id"]
-
-
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
     """Return commit, lock files, data, validation, parents and DVC target of a fine-tuning run's checkpoint."""
     checkpoint = f"finetune/{run}"

@@ -11,11 +11,11 @@ from drawn_workspace import make_workspace, params_with
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.forgetting.exposure import Exposure, worst
+from vlp_models.contrib.forgetting.inputs import first_detector_step, shapes_tokenizer
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.stages import tokenizer
-from vlp_models.pipeline.stages.detector import first_step_with
 
 
 def exposure(name: str, state: Any) -> Exposure:
@@ -44,7 +44,7 @@ def test_detector_is_exposed_to_the_images_of_its_steps(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path)
 
     def step(number: int, **detector: Any) -> int | None:
-        return first_step_with(params_with(detector=detector).detector, workspace, {f"drawn/{number}"})
+        return first_detector_step(params_with(detector=detector).detector, workspace, {f"drawn/{number}"})
 
     steps = [step(number, source="train") for number in range(6)]
     assert sorted(steps) == [1, 1, 2, 2, 3, 3]  # type: ignore[type-var]
@@ -54,7 +54,7 @@ def test_detector_is_exposed_to_the_images_of_its_steps(tmp_path: Path) -> None:
     assert step(0, source="weights") is None
     few = [step(number, source="train", max_images=2) for number in range(6)]
     assert sorted(found for found in few if found) == [1, 1]
-    assert first_step_with(
+    assert first_detector_step(
         params_with(detector={"source": "train"}).detector, workspace, {"drawn/0", "drawn/1"}
     ) == min(steps[:2])  # type: ignore[type-var]
 
@@ -82,9 +82,9 @@ def vocabulary(tmp_path: Path) -> tuple[Params, Workspace]:
 
 def test_vocabulary_is_exposed_to_texts_that_change_it(vocabulary: tuple[Params, Workspace]) -> None:
     params, workspace = vocabulary
-    assert tokenizer.shaped_by(params.tokenizer, workspace, {"a/0"})
-    assert not tokenizer.shaped_by(params.tokenizer, workspace, {"a/1"})
-    assert tokenizer.shaped_by(params.tokenizer, workspace, {f"a/{n}" for n in range(20)}), "no text would be left"
+    assert shapes_tokenizer(params.tokenizer, workspace, {"a/0"})
+    assert not shapes_tokenizer(params.tokenizer, workspace, {"a/1"})
+    assert shapes_tokenizer(params.tokenizer, workspace, {f"a/{n}" for n in range(20)}), "no text would be left"
 
 
 def test_texts_of_unused_datasets_do_not_shape_the_vocabulary(vocabulary: tuple[Params, Workspace]) -> None:
@@ -96,6 +96,6 @@ def test_texts_of_unused_datasets_do_not_shape_the_vocabulary(vocabulary: tuple[
     write_table([*images, {**images[0], **other}], "images", workspace.validated)
     rows = [{**captions[0], **other, "caption_id": f"b/0#{n}", "text": "a yak stands here"} for n in range(2)]
     write_table([*captions, *({k: row[k] for k in captions[0]} for row in rows)], "captions", workspace.validated)
-    assert not tokenizer.shaped_by(only, workspace, {"b/0"}) and tokenizer.shaped_by(only, workspace, {"a/0"})
+    assert not shapes_tokenizer(only, workspace, {"b/0"}) and shapes_tokenizer(only, workspace, {"a/0"})
     with pytest.raises(DataError, match=r"does not match params\.yaml"):
-        tokenizer.shaped_by(params.tokenizer, workspace, {"b/0"})
+        shapes_tokenizer(params.tokenizer, workspace, {"b/0"})

@@ -23,11 +23,12 @@ from vlp_models.contrib.forgetting.exposure import (
     leftovers,
     resume_state_exposure,
 )
+from vlp_models.contrib.forgetting.inputs import load_provenance
 from vlp_models.contrib.forgetting.replay import TrainingRun
 from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.data.shards.dataset import ShardDataset, read_manifest
 from vlp_models.params import Params, StreamParams, to_plain
-from vlp_models.pipeline.lineage import PROVENANCE, load_provenance
+from vlp_models.pipeline.lineage import PROVENANCE
 from vlp_models.pipeline.stages import pretrain
 
 RUN = "pretrain/tden"

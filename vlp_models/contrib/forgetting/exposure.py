@@ -16,15 +16,14 @@ from typing import Any, Literal
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.forgetting.data_versions import DataVersion, DataVersions
+from vlp_models.contrib.forgetting.inputs import first_detector_step, load_provenance, shapes_tokenizer
 from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, run_settings
 from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.errors import VLPError, first_line
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
-from vlp_models.pipeline.lineage import PROVENANCE, load_provenance
-from vlp_models.pipeline.stages.detector import first_step_with
-from vlp_models.pipeline.stages.tokenizer import shaped_by
+from vlp_models.pipeline.lineage import PROVENANCE
 from vlp_models.serving.bundle import read_checkpoint_info
 from vlp_models.training.data import validates_on
 
@@ -184,7 +183,7 @@ class CheckpointExposures:
         # None: dvc.lock records no such run, so nothing contradicts the boxes of the workspace.
         if _recorded_md5(self.workspace.root, "detector", "data/validated/boxed.parquet") not in (None, _md5_of(boxed)):
             return Exposure(name=name, state="unknown", how="trained on other boxes than those here")
-        step = first_step_with(p, self.workspace, self._images_here())
+        step = first_detector_step(p, self.workspace, self._images_here())
         if step is None:
             return Exposure(name=name, state="clean", how="not in its training data")
         return Exposure(name=name, state="exposed", how=f"first in step {step}")
@@ -198,7 +197,7 @@ class CheckpointExposures:
         then, now = (_recorded_md5(self.workspace.root, stage, "data/validated") for stage in stages)
         if then != now:
             return Exposure(name=TOKENIZER, state="unknown", how="built from other texts than those here")
-        if shaped_by(p, self.workspace, self._images_here()):
+        if shapes_tokenizer(p, self.workspace, self._images_here()):
             how = "its vocabulary or answers would differ without its texts"
             return Exposure(name=TOKENIZER, state="exposed", how=how)
         return Exposure(name=TOKENIZER, state="clean", how="its vocabulary and answers are the same without its texts")

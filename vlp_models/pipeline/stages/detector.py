@@ -6,7 +6,6 @@ imported features and symbols. With `features.source: timm` it is a backbone. Av
 
 from __future__ import annotations
 
-from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Rep
 
     device = torch.device(pick_device(params.trainer.accelerator, params.trainer.torch_threads))
     p = params.detector
-    rows = _rows(p, workspace)
+    rows = boxed_rows(p, workspace)
     # the report has what the result has: a loaded detector has no losses or seconds
     report: Report = {"source": p.source, "backbone": p.backbone, "counts": {}}
     if p.source == "train":
@@ -118,7 +117,7 @@ def _make_detector(params: Params, workspace: Workspace, directory: Path) -> Rep
     return report
 
 
-def _rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
+def boxed_rows(p: DetectorParams, workspace: Workspace) -> list[dict[str, Any]]:
     """Return the images with boxes of the selected datasets with their objects, ordered by id."""
     return [row for row in read_boxed(workspace.validated) if not p.sources or row["source"] in p.sources]
 
@@ -141,12 +140,12 @@ def _train(
             + "; set features.source to `timm` (a backbone, no boxes needed), detector.source to `weights` with a "
             "detector of your own, or to `none` and features.source to `tsv` or `npz` (imported features)"
         )
-    images, classes, words = _training_data(p, train_rows, workspace)
+    images, classes, words = training_data(p, train_rows, workspace)
     # the small backbone's anchors have the sizes of the training boxes
     config = configure(p.backbone, p.feature_dim, np.concatenate([image.boxes for image in images]), words)
     torch.manual_seed(p.seed)
     model = build_detector(config, len(classes))
-    result = train_detector(model, images, _options(p), device)
+    result = train_detector(model, images, training_options(p), device)
     sources = sorted({row["source"] for row in train_rows})
     report["counts"] = {"train_images": len(images), "classes": len(classes) - 1}
     report["losses"] = result.losses
@@ -155,7 +154,7 @@ def _train(
     return model, config, classes, training
 
 
-def _training_data(
+def training_data(
     p: DetectorParams, train_rows: list[dict[str, Any]], workspace: Workspace
 ) -> tuple[list[LabeledImage], tuple[str, ...], tuple[str, ...]]:
     """Return the training images in order, the classes with the background first, and the words."""
@@ -173,25 +172,10 @@ def _training_data(
     return images, (BACKGROUND, *categories), words
 
 
-def _options(p: DetectorParams) -> TrainingOptions:
+def training_options(p: DetectorParams) -> TrainingOptions:
     from vlp_models.vision.training import TrainingOptions
 
     return TrainingOptions(steps=p.steps, batch_size=p.batch_size, lr=p.lr, seed=p.seed)
-
-
-def first_step_with(p: DetectorParams, workspace: Workspace, image_ids: Set[str]) -> int | None:
-    """Return the first training step, from 1, that used one of these images, or None.
-
-    Computed from the current data/validated.
-
-    Raises:
-        DataError: `validate` has not run.
-    """
-    from vlp_models.vision.training import first_step
-
-    rows = [row for row in _rows(p, workspace) if row["split"] == "train"]
-    images, _, _ = _training_data(p, rows, workspace)
-    return first_step(images, _options(p), image_ids) if p.source == "train" else None
 
 
 def _load(

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.io import output_directory, read_json, scratch_directory, write_json
+from vlp_models.common.io import output_directory, scratch_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import PREFIX
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
@@ -52,8 +52,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, "tokenizer"):
         validated = require_output(workspace.validated, "validate")
         # The corpus is on disk, so it may be larger than memory.
-        with _read(validated, p.sources, workspace) as (texts, questions, corpus):
-            tokenizer = _make(p, texts, workspace)
+        with read_texts(validated, p.sources, workspace) as (texts, questions, corpus):
+            tokenizer = make_tokenizer(p, texts, workspace)
             shares = {source: _decoded_share(tokenizer, rows, source, p) for source, rows in corpus.sample().items()}
             answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
@@ -77,7 +77,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
 
 @contextmanager
-def _read(
+def read_texts(
     validated: Path, sources: list[str], workspace: Workspace, without: Set[str] = frozenset()
 ) -> Iterator[tuple[MappedValues, MappedValues, _Corpus]]:
     """Yield the texts of the vocabulary, the answers of each question, and what they come from, except of the images
@@ -160,36 +160,7 @@ class _Corpus:
         return rows.filter(pc.is_in(rows["source"], value_set=pa.array(self._sources))) if self._sources else rows
 
 
-def shaped_by(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> bool:
-    """Return whether data/tokenizer would differ without the texts of these images, by building it again.
-
-    Args:
-        p: the params that it was built with, including `sources`.
-
-    Raises:
-        DataError: `validate` or `tokenizer` has not run, or data/tokenizer is not what these params give on all texts.
-    """
-    # Built twice from the same code: with all texts, which must give data/tokenizer, and without the images.
-    current = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
-    from_texts = p.source == "train" or p.trim
-
-    def build(without: Set[str]) -> tuple[Sequence[str], list[str]]:
-        validated = require_output(workspace.validated, "validate")
-        with _read(validated, p.sources, workspace, without) as (texts, questions, _):
-            vocabulary: Sequence[str] = current.vocabulary
-            if from_texts:
-                vocabulary = _make(p, texts, workspace).vocabulary if len(texts) else ()
-            return vocabulary, build_answer_vocabulary(questions, p.min_answer_count)
-
-    complete = build(frozenset())
-    if complete != (current.vocabulary, read_json(workspace.tokenizer / "answers.json")):
-        raise DataError(
-            f"{workspace.tokenizer}: does not match params.yaml and {workspace.validated}; run `vlp run` first"
-        )
-    return build(image_ids) != complete
-
-
-def _make(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
+def make_tokenizer(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
     accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
         tokenizer = _given(p, accents, workspace)
