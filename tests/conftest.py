@@ -36,6 +36,7 @@ BORROWERS = {
     "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets", "reasoning_tasks"],
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/drift/test_drift.py": ["ingest"],
+    "contrib/forgetting/test_withdrawn.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],
     "fuzz/test_fuzz.py": ["imported_features", "ingest", "plugin_kit", "reasoning_tasks", "research_formats"],
     "flows/test_deployment.py": ["drift", "ingest"],

@@ -34,7 +34,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "api": {"VLP": "vlp_models.contrib.export.hub:VLP"},
         "exports": {"find": "vlp_models.contrib.export.hub:find_export"},
     },
-    "forgetting": {},
+    "forgetting": {"withdrawn": {"read": "vlp_models.contrib.forgetting.withdrawn:read_withdrawn"}},
     "fsdp": {"strategies": {"fsdp": "vlp_models.contrib.fsdp.strategy:make_strategy"}},
     "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
     "imported_features": {

@@ -18,7 +18,6 @@ from hf_folders import Write, image, write_imagefolder, write_parquet, write_tar
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables, spooled
 from vlp_models.data.tables import read_table
@@ -82,11 +81,12 @@ def test_rows_with_the_same_image_are_one_image(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_image_leaves_no_file(tmp_path: Path) -> None:
+    withdrawn = pytest.importorskip("vlp_models.contrib.forgetting.withdrawn")
     write_parquet(tmp_path / "data" / "raw" / "pets")
     out = prepared(tmp_path)
     row = read_table("images", out).to_pylist()[0]
-    image = WithdrawnImage(sha256=row["sha256"], pixels="0" * 64, perceptual=(), images=(row["image_id"],))
-    withdraw(Workspace(tmp_path).withdrawn, [image])
+    image = withdrawn.WithdrawnImage(sha256=row["sha256"], pixels="0" * 64, perceptual=(), images=(row["image_id"],))
+    withdrawn.withdraw(Workspace(tmp_path).withdrawn, [image])
     assert (tmp_path / row["path"]).exists()
     prepared(tmp_path)
     assert not (tmp_path / row["path"]).exists()

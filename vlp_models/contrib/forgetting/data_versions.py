@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace, dvc_files, run_git
 from vlp_models.contrib.forgetting.catalog import DatasetImage, ImageCopy, Query, find_copies, read_prepared
+from vlp_models.contrib.forgetting.withdrawn import read_withdrawn
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 from vlp_models.data.joins import Database
 from vlp_models.data.shards.contents import CONTENTS, find_changed_data, trained_on_inputs
 from vlp_models.data.tables import BATCH_ROWS, read_batches

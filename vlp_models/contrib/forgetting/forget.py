@@ -17,8 +17,8 @@ from vlp_models.contrib.forgetting.exposure import (
     resume_state_exposure,
 )
 from vlp_models.contrib.forgetting.registered import RegisteredVersion, find_registered, read_lineages
+from vlp_models.contrib.forgetting.withdrawn import WithdrawnImage, withdraw
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, withdraw
 from vlp_models.params import Params
 from vlp_models.pipeline.promotion_commands import open_ledger
 from vlp_models.registry.client import connect, database_exists, mlflow_errors, tracking_uri

@@ -99,16 +99,17 @@ class TrainingRun:
         if not VIEWS[self.view].has_image:
             return None
         p = self.params
-        samples: ShardDataset | AugmentedDataset = ShardDataset(
+        base = ShardDataset(
             shards, "train", self.view, p.sources, regions=regions, pixels=not regions, captioned=self.captioned
         )
         # A streamed run shuffles blocks of the packed shards, whose layout decides the order.
         if stream.address:
-            samples.layout = streaming("layout").of(samples.image_spans, stream.block_mb << 20)
+            base.layout = streaming("layout").of(base.image_spans, stream.block_mb << 20)
+        samples: ShardDataset | AugmentedDataset = base
         if self.captioner:
             if augmented is None or not augmented.exists():
                 raise DataError(f"{self.run} was trained on generated captions that are missing")
-            samples = AugmentedDataset(samples, read_generated(augmented, shards), control=self.control)  # type: ignore[arg-type]
+            samples = AugmentedDataset(base, read_generated(augmented, shards), control=self.control)
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
         order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
         updates = Updates(count=p.max_steps or 0, accumulate=p.accumulate, repeats=self.repeats)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +20,18 @@ from vlp_models.curation.duplicates.alignment import align_by_orientation
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.leakage import batches, describe_match, index_in_blocks
 from vlp_models.curation.duplicates.search import HammingIndex, NearRules
-from vlp_models.curation.duplicates.withdrawn import WithdrawnList
 from vlp_models.data.tables import SPLITS
 
 Verdict = tuple[str, str, str]  # verdict, rule, reason
 
 
-def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, withdrawn: WithdrawnList) -> None:
+def decide(staging: Staging, index: HashIndex, radius: int, near: NearRules, withdrawn: Any) -> None:
     """Set the verdict of every image of the submission that is not new.
 
     Args:
         radius: largest distance of perceptual hashes; -1: only equal bytes or pixels.
         near: rules for changed copies of evaluation images.
+        withdrawn: what `read_withdrawn` returns.
     """
     if withdrawn:
         verdicts: dict[int, Verdict] = {}

@@ -186,9 +186,9 @@ def _make_batch(submission: Submission, snapshot: str, partial: Path, run: _Run)
     from vlp_models.contrib.ingest import batch as batches
     from vlp_models.contrib.ingest.decide import decide
     from vlp_models.contrib.ingest.reading import Staging
+    from vlp_models.curation.duplicates import read_withdrawn
     from vlp_models.curation.duplicates.hashes import HashJob
     from vlp_models.curation.duplicates.search import NearRules
-    from vlp_models.curation.duplicates.withdrawn import read_withdrawn
 
     p, limits, workspace = run.params.ingest, run.params.validate, run.workspace
     with closing(Staging(workspace.root / ".work" / "ingest" / "submission.sqlite")) as staging:

@@ -14,6 +14,7 @@ from vlp_models.common.io import is_same_text, output_directory, read_json, writ
 from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_code, quick_imports
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
+from vlp_models.curation.duplicates import WITHDRAWN
 from vlp_models.data.shards import STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
@@ -135,8 +136,10 @@ def changed_code(workspace: Workspace) -> list[str]:
 
 
 def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
-    # A registered version includes the code that serves it, a training may be streamed, sharded or train adapters, ...
+    # `prepare` recognizes withdrawn images, a registered version includes the code that serves it, a training may be
+    # streamed, sharded or train adapters, ...
     tables: dict[tuple[str, str], Iterable[str]] = {
+        ("stages", "prepare"): WITHDRAWN.values(),
         ("stages", "register"): SERVING_MODULES,
         ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values()],

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.executors import Mapper
@@ -19,10 +20,10 @@ from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.curation.duplicates import read_withdrawn
 from vlp_models.curation.duplicates.hashes import HashJob, ImageHashes, Item, hash_all
 from vlp_models.curation.duplicates.leakage import FINGERPRINTS, FingerprintWriter, find_near_duplicates
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import WithdrawnList, read_withdrawn
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
@@ -105,11 +106,12 @@ def _check_images(
     params: Params,
     workspace: Workspace,
     fingerprints: FingerprintWriter,
-    withdrawn: WithdrawnList,
+    withdrawn: Any,
 ) -> Counter[str]:
     """Add width, height and sha256 to the images table, write fingerprints, and quarantine rows whose file fails.
 
-    The rows go to CHECKED if `_group_near_duplicates` follows.
+    The rows go to CHECKED if `_group_near_duplicates` follows. An image that `withdrawn` recognizes is left out with
+    its rows; None recognizes none.
 
     Returns:
         How many of the used images have an unusual name, by kind.
@@ -136,9 +138,10 @@ def _check_images(
             is_extracted = file.is_relative_to(directory / EXTRACTED)
             # what was extracted is in a temporary directory, which is renamed to data/interim/KEY at the end
             path = workspace.relative(workspace.interim(key) / file.relative_to(directory) if is_extracted else file)
-            if isinstance(result, ImageError):  # an unreadable file is recognized by its id only
+            how = ""
+            if withdrawn and isinstance(result, ImageError):  # an unreadable file is recognized by its id only
                 how = "by its id" if withdrawn.has_id(row["image_id"]) else ""
-            else:
+            elif withdrawn:
                 how = withdrawn.match(result)
             if how:
                 withdrawn_ids[row["image_id"]] = how

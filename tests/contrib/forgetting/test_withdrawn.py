@@ -11,10 +11,11 @@ from photos import photo
 from PIL import Image, ImageOps
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.forgetting.catalog import Catalog, find_copies, resolve_queries
+from vlp_models.contrib.forgetting.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.contrib.ingest import ingest
 from vlp_models.curation.duplicates.hashes import ImageHashes, hash_image
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.duplicates.withdrawn import WithdrawnImage, WithdrawnList, read_withdrawn, withdraw
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.pipeline.stages import prepare, validate
@@ -95,21 +96,20 @@ def prepared(workspace: Workspace) -> set[str]:
 
 
 def test_copies_found_by_id_path_or_file_are_left_out_of_the_tables(workspace: Workspace, tmp_path: Path) -> None:
-    catalogs = pytest.importorskip("vlp_models.contrib.forgetting.catalog")
     params = params_of(workspace)
     rules = NearRules.of(params.validate.near_duplicates)
     everything = prepared(workspace)
     (workspace.root / "data/accepted").mkdir()
     (tmp_path / "sent.jpg").write_bytes(encoded(photo(1), quality=60))
-    catalog = catalogs.Catalog(params_only_tested(workspace), workspace)
+    cataloged = Catalog(params_only_tested(workspace), workspace)
     for name in ("tested/3.png", "data/raw/tested/3.png", str(tmp_path / "sent.jpg")):
-        asked = catalogs.resolve_queries([name], catalog, params, Workspace(workspace.root))
-        found = catalogs.find_copies(asked, catalog, rules)
+        asked = resolve_queries([name], cataloged, params, Workspace(workspace.root))
+        found = find_copies(asked, cataloged, rules)
         assert [one.image.image_id for one in found] == ["tested/3.png", "tested/6.png"]
         assert found[1].how.startswith("mirrored and changed; ") and found[1].of == name
-    assert catalogs.find_copies(asked, catalog, rules, exact=True) == []
+    assert find_copies(asked, cataloged, rules, exact=True) == []
     with pytest.raises(DataError, match=r"^tested/99\.png: not an image id"):
-        catalogs.resolve_queries(["tested/99.png", "tested/3.png"], catalog, params, workspace)
+        resolve_queries(["tested/99.png", "tested/3.png"], cataloged, params, workspace)
 
     withdraw(
         workspace.withdrawn,
