@@ -16,7 +16,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import hashes
 from vlp_models.data.tables import read_table
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, MissingToolError, ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams, Params, load_params
 from vlp_models.pipeline.dvc.external import check_files, explain_roots
 from vlp_models.pipeline.stages import prepare, validate
@@ -270,3 +270,10 @@ def test_names_that_differ_in_unicode_form_letter_case_or_slashes_are_found(work
     source = DatasetParams.of(format="coco", root="data/raw/pairs", captions={"train": ["c_train.json"]})
     prepare.run(params_for(c=source), workspace, "c")
     assert read_table("images", workspace.interim("c"))["image_id"].to_pylist() == ["c/0", "c/1"]
+
+
+def test_list_of_withdrawn_images_is_never_ignored(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.withdrawn.write_text("{}\n")
+    monkeypatch.setattr("vlp_models.curation.duplicates.WITHDRAWN", {})
+    with pytest.raises(MissingToolError, match="need vlp_models/contrib/forgetting, which is not installed"):
+        prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
