@@ -19,7 +19,7 @@ from vlp_models.evaluation.report.page import ResultTable, _as_cells, headlines,
 from vlp_models.evaluation.report.variants import VariantRow
 from vlp_models.params import DatasetParams, GateParams, Params
 from vlp_models.pipeline.stages import report
-from vlp_models.registry.promotion.ranking import metric_direction
+from vlp_models.registry.promotion.gate_rule import metric_direction
 
 
 @pytest.mark.parametrize("with_sections", [True, False])

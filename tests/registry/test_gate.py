@@ -15,13 +15,13 @@ from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams, build
 from vlp_models.registry.promotion.gate import (
     Measurement,
-    MetricSpec,
     NotComparableError,
     Verdict,
     check_non_inferior,
     compare_to_champion,
     measure,
 )
+from vlp_models.registry.promotion.gate_rule import MetricSpec
 
 PARAMS = PromotionParams()
 

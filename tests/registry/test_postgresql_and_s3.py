@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_registry import PASSED, TRACKING, ToyRegistry, answers, hash_bundle, toy_items, write_evaluation
+from toy_registry import PASSED, TRACKING, ToyRegistry, answers, toy_items, write_evaluation
 
 from vlp_models.errors import DataError, TrackingError
 from vlp_models.params import TrackingParams
@@ -113,9 +113,9 @@ def test_version_is_registered_promoted_and_read_back(
         patch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")  # nothing listens there
         patch.setenv("AWS_MAX_ATTEMPTS", "1")
         with pytest.raises(TrackingError, match="the artifact store does not answer"):
-            check_readable(promoted, hash_bundle)
+            check_readable(promoted)
     address = os.environ["MLFLOW_S3_ENDPOINT_URL"]
     boto3.resource("s3", endpoint_url=address).Bucket("models").objects.all().delete()
     with pytest.raises(DataError, match="version 2: cannot read its files"):
-        check_readable(promoted, hash_bundle)
+        check_readable(promoted)
     assert not list(root.glob("*.db")) and not (root / "artifacts").exists()

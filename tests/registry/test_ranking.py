@@ -12,7 +12,8 @@ import pytest
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import GateParams, Params, load_params
-from vlp_models.registry.promotion.ranking import describe_ranking, gate_rule, rank_runs
+from vlp_models.registry.promotion.gate_rule import gate_rule
+from vlp_models.registry.promotion.ranking import describe_ranking, rank_runs
 from vlp_models.tasks.judging import CORE
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -23,11 +22,12 @@ from vlp_models.metrics.score import ItemScores, item_scores, mean_score, write_
 from vlp_models.params import GateParams, PromotionParams, TrackingParams
 from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, log_evaluation, log_lineage
-from vlp_models.registry.promotion.judge import GateServices
+from vlp_models.registry.promotion.gate_rule import MetricSpec
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.promotion.promote import Decision, GateRequest, promote, rollback, withdraw
 from vlp_models.registry.promotion.reconcile import PromotionContext
 from vlp_models.registry.versions import CHALLENGER, VARIANT_HASH, run_alias
+from vlp_models.serving.bundle import hash_bundle, write_content
 
 TRACKING = TrackingParams(
     uri="sqlite:///mlflow.db", artifacts="artifacts", experiment="toy", model_prefix="toy", metric={"vqa": "accuracy"}
@@ -102,6 +102,8 @@ class ToyRegistry:
             bundle = Path(temporary) / "artifacts" / "bundle"
             bundle.mkdir(parents=True)
             (bundle / "weights").write_text(weights or run.info.run_id)
+            write_content(bundle, [])
+            content = hash_bundle(bundle)
             self.client.log_artifacts(run.info.run_id, temporary, "model")
         log_lineage(self.client, run.info.run_id, {"validation": validation}, {})
         if not any(m.name == self.model for m in self.client.search_registered_models()):
@@ -117,7 +119,7 @@ class ToyRegistry:
             source=f"{run.info.artifact_uri}/model",
             run_id=run.info.run_id,
             tags={
-                "content": hashlib.sha256((weights or run.info.run_id).encode()).hexdigest(),
+                "content": content,
                 CURRENT_EVALUATION: current,
                 **(dict(zip(("run", "model"), made_by, strict=True)) if made_by else {}),
                 **({VARIANT_HASH: variant, "weights": run.info.run_id} if variant else {}),
@@ -134,16 +136,17 @@ class ToyRegistry:
         if ledger is not None:
             context = PromotionContext(client=self.client, ledger=ledger, task="vqa", model=self.model, user="test")
         request = GateRequest(
-            params=PromotionParams(tasks={"vqa": self.gate}, allow_unvalidated=self.allow_unvalidated),
-            services=GateServices(hash_bundle=hash_bundle, reevaluate=self._reevaluate),
-            metric="accuracy",
+            params=PromotionParams(allow_unvalidated=self.allow_unvalidated),
+            rule=self.gate,
+            spec=MetricSpec(metric="accuracy", split="test"),
+            reevaluate=self._reevaluate,
             version=version,
             **options,
         )
         return promote(context, request)
 
     def rollback(self, champion_now: int | None = None) -> Decision:
-        return rollback(self.context, hash_bundle, champion_now=champion_now)
+        return rollback(self.context, champion_now=champion_now)
 
     def withdraw(self, *versions: int) -> int | None:
         return withdraw(self.context, set(versions), "forget")
@@ -165,10 +168,6 @@ class ToyRegistry:
             raise DataError("no test data here")
         with tempfile.TemporaryDirectory() as temporary:
             yield write_evaluation(Path(temporary), [self.reevaluated])
-
-
-def hash_bundle(bundle: Path) -> str:
-    return hashlib.sha256((bundle / "weights").read_bytes()).hexdigest()
 
 
 def write_evaluation(folder: Path, items: Sequence[ItemScores]) -> Path:

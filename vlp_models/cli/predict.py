@@ -105,7 +105,7 @@ def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence
 
 def describe_neighbors(baseline: Baseline, params: Params) -> str:
     """Say that a caption is not a model's, and how the two score."""
-    from vlp_models.registry.promotion.gate_metric import gate_metric
+    from vlp_models.registry.promotion.gate_rule import gate_metric
     from vlp_models.serving.neighbors import METHOD
 
     metric = gate_metric(params, "captioning")

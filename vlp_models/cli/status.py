@@ -168,7 +168,7 @@ def _progress(root: Path, stage: str) -> str:
 
 
 def _collect_champions(root: Path, params: Params, result: Status, ask_mlflow: bool) -> None:
-    from vlp_models.registry.promotion.gate_metric import gate_metric_or_empty
+    from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
     from vlp_models.registry.promotion.ledger import Ledger, LedgerError, replay
 
     entries: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
 from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
-from vlp_models.registry.promotion.gate_metric import gate_metric_or_empty
+from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -16,6 +15,8 @@ from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from vlp_models.registry.promotion.ledger import Ledger
     from vlp_models.registry.promotion.promote import Decision
     from vlp_models.registry.promotion.reconcile import PromotionContext
@@ -43,26 +44,25 @@ def promote_task(
         TrackingError: MLflow cannot be reached.
     """
     from vlp_models.registry.client import mlflow_errors
-    from vlp_models.registry.promotion.judge import GateServices
+    from vlp_models.registry.promotion.gate_rule import competing_runs, gate_rule, gate_spec
     from vlp_models.registry.promotion.promote import GateRequest, promote
-    from vlp_models.registry.promotion.ranking import competing_runs, gate_rule
-    from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
     if force is not None and not force.strip():
         raise ParamsError(
             '`--force` needs a reason for the ledger, such as --force "a first model to try the demo page"'
         )
-    # the gate's rule for this task, and how a champion is evaluated again if the test has changed
-    rule = gate_rule(params, task)
+
+    def reevaluate(bundle: Path, lineage: dict[str, Any]) -> AbstractContextManager[Path]:
+        from vlp_models.pipeline.reevaluate import reevaluate_bundle  # imports torch, which most decisions do not need
+
+        return reevaluate_bundle(params, workspace, bundle, lineage)
+
     request = GateRequest(
-        params=dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, task: rule}),
-        services=GateServices(
-            hash_bundle=hash_bundle,
-            reevaluate=lambda bundle, lineage: _reevaluate(params, workspace, bundle, lineage),
-        ),
-        metric=rule.metric,
-        dataset=params.tracking.dataset.get(task, ""),
+        params=params.promotion,
+        rule=gate_rule(params, task),
+        spec=gate_spec(params, task),
+        reevaluate=reevaluate,
         runs=competing_runs(params, task),
         version=version,
         force=(force or "").strip(),
@@ -73,16 +73,8 @@ def promote_task(
         decision = promote(context, request)
         write_json(report_path(workspace, task), decision.to_plain())
         if decision.action == "promoted":
-            _refresh_serving_cache(params, workspace, task)
+            _refresh_serving_cache(context.client, params, workspace, task)
     return decision
-
-
-def _reevaluate(
-    params: Params, workspace: Workspace, bundle: Path, lineage: dict[str, Any]
-) -> AbstractContextManager[Path]:
-    from vlp_models.pipeline.reevaluate import reevaluate_bundle  # imports torch, which most decisions do not need
-
-    return reevaluate_bundle(params, workspace, bundle, lineage)
 
 
 def rollback_task(
@@ -98,22 +90,21 @@ def rollback_task(
     """
     from vlp_models.registry.client import mlflow_errors
     from vlp_models.registry.promotion.promote import rollback
-    from vlp_models.serving.bundle import hash_bundle
 
     task = resolve_task(params.tracking, task)
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
-        decision = rollback(context, hash_bundle, champion_now=champion_now)
+        decision = rollback(context, champion_now=champion_now)
         write_json(report_path(workspace, task), decision.to_plain())
-        _refresh_serving_cache(params, workspace, task)
+        _refresh_serving_cache(context.client, params, workspace, task)
     return decision
 
 
-def _refresh_serving_cache(params: Params, workspace: Workspace, task: str) -> None:
+def _refresh_serving_cache(client: MlflowClient, params: Params, workspace: Workspace, task: str) -> None:
     """Look up for `vlp caption` and its companions what they apply from now on."""
     from vlp_models.registry.serving_cache import choose_neighbors, refresh_serving_cache
 
-    refresh_serving_cache(params.tracking, workspace.root, [task])
+    refresh_serving_cache(client, params.tracking, workspace.root, [task])
     if task == "captioning":
         # The decision stands without this answer: `vlp caption` looks it up itself and reports the reason.
         with suppress(VLPError):

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import stat_file, write_json
 from vlp_models.common.workspace import project_root
@@ -23,6 +23,10 @@ from vlp_models.registry.client import SQLITE, connect, model_name, store_errors
 from vlp_models.registry.promotion.gate import Baseline
 from vlp_models.registry.promotion.judge import find_better_neighbors
 from vlp_models.registry.versions import check_bundle, download_verified_bundle, is_on_this_machine, resolve_version
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 
 class ServingCache:
@@ -83,6 +87,10 @@ def open_served_bundle(params: TrackingParams, root: Path, request: str) -> tupl
         check_bundle(bundle, name, answer["content"])
         return bundle, name
     version = resolve_version(connect(params, root), params, request)
+    return _open_version(cache, request, version)
+
+
+def _open_version(cache: ServingCache, request: str, version: ModelVersion) -> tuple[Path, str]:
     bundle, name = download_verified_bundle(version), f"{version.name} version {version.version}"
     # A download is removed when the process ends, so its path must not be cached.
     if is_on_this_machine(version):
@@ -106,15 +114,17 @@ def choose_neighbors(params: Params, root: Path) -> Baseline | None:
     return baseline
 
 
-def refresh_serving_cache(params: TrackingParams, root: Path, tasks: Iterable[str]) -> None:
+def refresh_serving_cache(client: MlflowClient, params: TrackingParams, root: Path, tasks: Iterable[str]) -> None:
     """Look up what the commands apply for these tasks, right after it changed, while MLflow is imported anyway.
 
     What cannot be read is left out: the commands will name the reason. All other answers are dropped, since
     registering again may replace scores without a change of the database.
     """
-    ServingCache(params, root).file.unlink(missing_ok=True)
+    cache = ServingCache(params, root)
+    cache.file.unlink(missing_ok=True)
     for task in tasks:
+        request = model_name(params, task)
         with suppress(*store_errors(VLPError)):
-            client, name = connect(params, root), model_name(params, task)
-            if is_on_this_machine(resolve_version(client, params, name)):
-                open_served_bundle(params, root, name)
+            version = resolve_version(client, params, request)
+            if is_on_this_machine(version):
+                _open_version(cache, request, version)

@@ -53,7 +53,7 @@ def challenge(here: Workspace, params: Params, tmp_path: Path) -> Iterator[Calla
         client.set_model_version_tag(NAME, "1", CURRENT_EVALUATION, folder)
         client.set_registered_model_alias(NAME, CHALLENGER, "1")
         client.delete_registered_model_alias(NAME, CHAMPION)
-        refresh_serving_cache(params.tracking, here.root, [])  # as registration does
+        refresh_serving_cache(client, params.tracking, here.root, [])  # as registration does
 
     yield score
     client.set_registered_model_alias(NAME, CHAMPION, "1")

@@ -18,7 +18,7 @@ from vlp_models.evaluation.report import ReportContext, Section
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.gain import LEVEL, gain_over_seeds
 from vlp_models.metrics.score import Evidence, ItemScores
-from vlp_models.registry.promotion.ranking import gate_rule
+from vlp_models.registry.promotion.gate_rule import gate_rule
 from vlp_models.tasks.scoring import read_item_scores
 
 Record = Mapping[str, Any]

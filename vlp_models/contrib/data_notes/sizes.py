@@ -16,7 +16,8 @@ from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.retrieval import MAX_CHANCE, TOP_KS, chance
 from vlp_models.params import Params
-from vlp_models.registry.promotion.ranking import competing_runs, describe_splits, gate_rule
+from vlp_models.registry.promotion.gate_rule import competing_runs, gate_rule
+from vlp_models.registry.promotion.ranking import describe_splits
 
 MAX_BYTES = 20_000_000  # of a file of pairs that is read to its end here; a longer one has enough images
 FIRST_ROWS = 10_000  # that are checked of a longer one

@@ -27,7 +27,7 @@ from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.registry.promotion.gate import measure
-from vlp_models.registry.promotion.ranking import gate_rule, gate_spec
+from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
 from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores

@@ -248,7 +248,7 @@ class Project:
             MissingToolError: matplotlib is not installed.
             DataError: there are no scores of this split.
         """
-        from vlp_models.registry.promotion.gate_metric import gate_metric_or_empty
+        from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
 
         scores = self.scores()
         metrics = {task: gate_metric_or_empty(self.params, task) for task in scores["task"].unique()}

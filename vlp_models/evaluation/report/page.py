@@ -32,7 +32,8 @@ from vlp_models.evaluation.report.records import (
 from vlp_models.evaluation.report.variants import VariantRow, variant_rows
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.params import Params
-from vlp_models.registry.promotion.ranking import describe_ranking, metric_direction
+from vlp_models.registry.promotion.gate_rule import metric_direction
+from vlp_models.registry.promotion.ranking import describe_ranking
 from vlp_models.registry.receipts import hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 

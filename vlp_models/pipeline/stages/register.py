@@ -104,7 +104,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 # An alias of an earlier registration would still be served, against registered.json.
                 elif find_version_by_alias(client, name, CHALLENGER) is not None:
                     client.delete_registered_model_alias(name, CHALLENGER)
-            refresh_serving_cache(params.tracking, workspace.root, receipts)
+            refresh_serving_cache(client, params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
 

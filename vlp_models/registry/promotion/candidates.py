@@ -16,14 +16,8 @@ from vlp_models.metrics.score import ItemScores
 from vlp_models.params.operations import PromotionParams
 from vlp_models.registry.client import raise_if_away, store_errors
 from vlp_models.registry.evaluations import read_latest_evaluation
-from vlp_models.registry.promotion.gate import (
-    Measurement,
-    MetricSpec,
-    NotComparableError,
-    check_comparable,
-    find_datasets,
-    measure,
-)
+from vlp_models.registry.promotion.gate import Measurement, NotComparableError, check_comparable, find_datasets, measure
+from vlp_models.registry.promotion.gate_rule import MetricSpec
 from vlp_models.registry.promotion.ranking import best_first, describe_splits
 from vlp_models.registry.versions import CHALLENGER, find_run_versions, find_version_by_alias
 

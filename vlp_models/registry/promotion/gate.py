@@ -22,6 +22,7 @@ import numpy as np
 from vlp_models.metrics.gain import gain_over_seeds
 from vlp_models.metrics.score import Evidence, ItemScores
 from vlp_models.params.operations import GateParams, PromotionParams
+from vlp_models.registry.promotion.gate_rule import MetricSpec
 
 ALL = "all"  # the slice of the whole test
 POWER = 0.8  # probability with which the minimum detectable gain would be shown
@@ -61,18 +62,6 @@ class Verdict:
         self.conclusive = (bool(self.reasons) and self.conclusive) or (bool(other.reasons) and other.conclusive)
         self.numbers |= other.numbers
         self.reasons += other.reasons
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricSpec:
-    """The metric that versions are compared by. datasets: empty for all that a version was scored on."""
-
-    metric: str
-    split: str
-    datasets: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.metric} on {', '.join(self.datasets)}{' ' if self.datasets else ''}{self.split}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError, VLPError, first_line
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params
-from vlp_models.params.operations import PromotionParams
+from vlp_models.params.operations import GateParams, PromotionParams
 from vlp_models.registry.client import mlflow_errors, model_name, raise_if_away, store_errors
 from vlp_models.registry.evaluations import (
     ITEMS,
@@ -31,7 +31,6 @@ from vlp_models.registry.evaluations import (
 from vlp_models.registry.promotion.gate import (
     Baseline,
     Measurement,
-    MetricSpec,
     NotComparableError,
     Verdict,
     check_baselines,
@@ -43,7 +42,7 @@ from vlp_models.registry.promotion.gate import (
     find_baselines,
     measure,
 )
-from vlp_models.registry.promotion.ranking import gate_rule, gate_spec
+from vlp_models.registry.promotion.gate_rule import MetricSpec, gate_rule, gate_spec
 from vlp_models.registry.versions import (
     CHALLENGER,
     CHAMPION,
@@ -52,6 +51,7 @@ from vlp_models.registry.versions import (
     find_version_by_alias,
     find_version_by_number,
 )
+from vlp_models.serving.bundle import hash_bundle
 from vlp_models.tasks.judging import judging_of
 from vlp_models.tasks.scoring import NEAREST, read_item_scores
 
@@ -62,17 +62,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GateServices:
-    """What the gate needs from the layers above.
-
-    hash_bundle: returns a bundle's content hash, as it was registered.
-    reevaluate: (bundle, the challenger's lineage) -> a folder with the bundle's scores on the current test data; raises
-        VLPError if that is not possible.
-    """
-
-    hash_bundle: Callable[[Path], str]
-    reevaluate: Callable[[Path, dict[str, Any]], AbstractContextManager[Path]]
+# (bundle, the challenger's lineage) -> a folder with the bundle's scores on the current test data; raises a VLPError if
+# that is not possible. The stages that do it are above this folder.
+Reevaluate = Callable[[Path, dict[str, Any]], AbstractContextManager[Path]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +72,7 @@ class GateCase:
     """One version to judge.
 
     version: of the registered model `model`. champion: the version it is compared with; None: the task has no champion.
+    rule: with metric and direction.
     """
 
     client: MlflowClient
@@ -88,8 +81,9 @@ class GateCase:
     version: int
     champion: int | None
     spec: MetricSpec
+    rule: GateParams
     params: PromotionParams
-    services: GateServices
+    reevaluate: Reevaluate
 
 
 def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | None = None) -> Verdict:
@@ -102,15 +96,14 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | N
         TrackingError: an artifact store does not answer, which is no verdict.
         BusyError: another evaluation is running, which is none either.
     """
-    client, params, number = case.client, case.params, case.version
-    rule = params.gate(case.task)
+    client, params, rule, number = case.client, case.params, case.rule, case.version
 
     # The version must be what was registered, with scores on the gate's metric.
     version = find_version_by_number(client, case.model, number)
     if version is None:
         return Verdict(reasons=[f"unregistered: {case.model} has no version {number}"], conclusive=False)
     try:
-        check_readable(version, case.services.hash_bundle)
+        check_readable(version)
         scores = read_latest_evaluation(client, version)
         lineage = read_lineage(client, version) or {}
         records = read_scores(client, version)
@@ -191,10 +184,10 @@ def _measure_champion(case: GateCase, challenger: Measurement, lineage: dict[str
         except NotComparableError as error:
             reason = str(error)
     logger.info("%s: %s; evaluating version %d on the current test data", case.model, reason, case.champion)
-    check_readable(version, case.services.hash_bundle)
+    check_readable(version)
     with ExitStack() as stack:
         try:
-            directory = stack.enter_context(case.services.reevaluate(download_bundle(version), lineage))
+            directory = stack.enter_context(case.reevaluate(download_bundle(version), lineage))
         except VLPError:
             raise
         except Exception as error:  # any failure: a refusal on record is more useful than a traceback at night
@@ -248,7 +241,7 @@ def _measure_like(scores: list[ItemScores], spec: MetricSpec, like: Measurement)
     return measurement
 
 
-def check_readable(version: ModelVersion, hash_bundle: Callable[[Path], str]) -> None:
+def check_readable(version: ModelVersion) -> None:
     """Check that the version's bundle is what was registered.
 
     Raises:

@@ -9,18 +9,18 @@ decided.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import DataError
-from vlp_models.params.operations import PromotionParams
+from vlp_models.params.operations import GateParams, PromotionParams
 from vlp_models.registry.promotion.candidates import Choice, choose_best
-from vlp_models.registry.promotion.gate import GateOutcome, MetricSpec, Spending, Verdict, count_runs, spend_budget
-from vlp_models.registry.promotion.judge import GateCase, GateServices, check_readable, judge
+from vlp_models.registry.promotion.gate import GateOutcome, Spending, Verdict, count_runs, spend_budget
+from vlp_models.registry.promotion.gate_rule import MetricSpec
+from vlp_models.registry.promotion.judge import GateCase, Reevaluate, check_readable, judge
 from vlp_models.registry.promotion.ledger import LedgerError
 from vlp_models.registry.promotion.reconcile import (
     PromotionContext,
@@ -43,7 +43,7 @@ Action = Literal["promoted", "refused", "unchanged", "rolled back"]
 class GateRequest:
     """What to let the gate decide on.
 
-    metric: used if the task's gate names none. dataset: the one to measure on; empty: all that versions were scored on.
+    rule, spec: of the task (gate_rule.py). reevaluate: used if the champion was not scored on the current test.
     runs: the runs whose newest versions compete; if none of them has one, the challenger does.
     version: the version to judge; None: the best of all runs.
     force: the reason, for the ledger, to accept a first champion that the gate refuses; empty: do not accept it.
@@ -51,9 +51,9 @@ class GateRequest:
     """
 
     params: PromotionParams
-    services: GateServices
-    metric: str
-    dataset: str = ""
+    rule: GateParams
+    spec: MetricSpec
+    reevaluate: Reevaluate
     runs: Sequence[str] = ()
     version: int | None = None
     force: str = ""
@@ -99,7 +99,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
         DataError: nothing is registered under `ctx.model`.
     """
-    params, rule = request.params, request.params.gate(ctx.task)
+    params = request.params
     with ctx.ledger.locked():
         try:
             agreed = reconcile(ctx)
@@ -127,7 +127,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 test=test,
                 contents=contents,
                 runs=runs,
-                confidence=rule.confidence,
+                confidence=request.rule.confidence,
                 num_candidates=choice.measured if choice.selected_on == params.split else 1,
             )
 
@@ -138,8 +138,9 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             version=choice.version,
             champion=champion,
             spec=choice.spec,
+            rule=request.rule,
             params=params,
-            services=request.services,
+            reevaluate=request.reevaluate,
         )
         verdict = judge(case, lambda test, runs: get_spending(test, runs).alpha)
         # Without a test, nothing was measured and nothing is spent.
@@ -173,30 +174,27 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
 
 def _choose(ctx: PromotionContext, request: GateRequest, agreed: Reconciled) -> Choice:
     """Return the version to judge: the requested one, else the best of all runs."""
-    params, rule = request.params, request.params.gate(ctx.task)
-    datasets = (request.dataset,) if request.dataset else ()
-    spec = MetricSpec(metric=rule.metric or request.metric, split=params.split, datasets=datasets)
     if request.version is not None:
         requested = f"version {request.version}"
         return Choice(
             version=request.version,
-            spec=spec,
+            spec=request.spec,
             skip_reason=f"{requested} is already the champion" if request.version == agreed.champion else "",
-            ranking=f"{requested} was requested, so nothing was ranked; it is judged on {params.split}",
+            ranking=f"{requested} was requested, so nothing was ranked; it is judged on {request.spec.split}",
         )
     return choose_best(
         ctx.client,
         ctx.model,
-        spec,
-        params,
-        direction=rule.direction,
+        request.spec,
+        request.params,
+        direction=request.rule.direction,
         runs=request.runs,
         champion=agreed.champion,
         withdrawn=agreed.state.withdrawn,
     )
 
 
-def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champion_now: int | None = None) -> Decision:
+def rollback(ctx: PromotionContext, *, champion_now: int | None = None) -> Decision:
     """Make the previous champion champion again; the one rolled back returns only if requested by its number.
 
     If a kill interrupted a rollback, that one is completed and no other is made.
@@ -231,7 +229,7 @@ def rollback(ctx: PromotionContext, hash_bundle: Callable[[Path], str], *, champ
         if agreed.previous is not None:
             version = find_version_by_number(ctx.client, ctx.model, agreed.previous)
             assert version is not None
-            check_readable(version, hash_bundle)
+            check_readable(version)
         # No metric and no split: a rollback measures nothing.
         choice = Choice(version=agreed.previous, spec=MetricSpec(metric="", split=""))
         # A champion that is no longer registered has its number in the ledger only.

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params
-from vlp_models.params.operations import GateParams, PromotionParams
-from vlp_models.registry.promotion.gate import MetricSpec
-from vlp_models.registry.promotion.gate_metric import gate_metric
-from vlp_models.tasks.judging import direction_of
+from vlp_models.params.operations import PromotionParams
+from vlp_models.registry.promotion.gate_rule import competing_runs, gate_rule
 
 Scores = list[dict[str, Any]]
 
@@ -39,33 +37,6 @@ class RankedRun:
     seed: int
     scores: Scores
     value: float | None
-
-
-def competing_runs(params: Params, task: str) -> list[str]:
-    """Return the task's runs that may become its champion: all but text-only controls."""
-    return [name for name, run in params.finetune.items() if run.task == task and not run.blank_images]
-
-
-def gate_spec(params: Params, task: str) -> MetricSpec:
-    """Return the metric, split and datasets that the gate reads."""
-    dataset = params.tracking.dataset.get(task)
-    datasets = (dataset,) if dataset else ()
-    return MetricSpec(metric=gate_metric(params, task), split=params.promotion.split, datasets=datasets)
-
-
-def gate_rule(params: Params, task: str) -> GateParams:
-    """Return `promotion.tasks.TASK` with metric and direction filled in: from params.yaml, else the task's own."""
-    rule, metric = params.promotion.gate(task), gate_metric(params, task)
-    direction = rule.direction
-    if direction == "task":
-        direction = direction_of(task, metric)
-    return replace(rule, metric=metric, direction=direction)
-
-
-def metric_direction(params: Params, task: str, metric: str) -> str:
-    """Return which values of any metric of a task are better: `higher` or `lower`."""
-    rule = gate_rule(params, task)
-    return rule.direction if metric == rule.metric else direction_of(task, metric)
 
 
 def best_first(values: Sequence[float | None], direction: str) -> list[int]:
@@ -126,9 +97,10 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]
         if not names:
             continue
         scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in names}
-        means = _mean_values(params, task, scores)
+        rule = gate_rule(params, task)
+        means = _mean_values(task, rule.metric, params.promotion, params.tracking.dataset.get(task), scores)
         # Positions instead of values, because runs without a value are ranked, too.
-        order = best_first([means.get(name) for name in names], gate_rule(params, task).direction)
+        order = best_first([means.get(name) for name in names], rule.direction)
         ranked[task] = [
             RankedRun(
                 run=name,
@@ -144,10 +116,16 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]
     return ranked
 
 
-def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Return run -> mean of the task's metric over the datasets to compare on; runs that lack one are left out."""
-    metric, split = gate_rule(params, task).metric, params.promotion.split
-    _, all_values = _split_to_rank_on(params.promotion, metric, scores)
+def _mean_values(
+    task: str, metric: str, promotion: PromotionParams, dataset: str | None, scores: Mapping[str, Scores]
+) -> dict[str, float]:
+    """Return run -> mean of the task's metric over the datasets to compare on; runs that lack one are left out.
+
+    Args:
+        dataset: the only one to compare on; None: those that all runs were scored on.
+    """
+    split = promotion.split
+    _, all_values = _split_to_rank_on(promotion, metric, scores)
     # A run without any value on the split does not restrict the datasets.
     values = {name: by_dataset for name, by_dataset in all_values.items() if by_dataset}
     if not values:
@@ -158,8 +136,6 @@ def _mean_values(params: Params, task: str, scores: Mapping[str, Scores]) -> dic
                 "to `evaluate.splits`, or set `promotion.split` and `tracking.metric`"
             )
         return {}
-    # The datasets to compare on: the one that params.yaml names, else those that all runs were scored on.
-    dataset = params.tracking.dataset.get(task)
     if dataset:
         datasets = {dataset}
         scored = {name for by_dataset in values.values() for name in by_dataset}
