@@ -113,7 +113,7 @@ def test_each_dataset_is_measured_on_a_bounded_sample(
     with pytest.raises(DataError, match=r"^data\.vietnamese: "):
         tokenizer.run(with_english_letters(params, tmp_path), workspace)
     monkeypatch.setattr(tokenizer, "SAMPLE", 7)
-    with tokenizer._read(workspace.validated, [], workspace) as (_, _, corpus):  # 30 captions each
+    with tokenizer.read_texts(workspace.validated, [], workspace) as (_, _, corpus):  # 30 captions each
         assert corpus.sample() == {"english": captions[0:60:10], "vietnamese": captions[1:60:10]}
 
 
