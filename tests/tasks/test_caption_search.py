@@ -17,12 +17,12 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
+from vlp_models.pipeline import training_job
 from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.stages import finetune, pretrain
 from vlp_models.tasks import caption_search
 from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionIndex
 from vlp_models.tasks.captioning import Captioning
-from vlp_models.training import run as training
 
 SAMPLED = EvaluateParams(consensus_samples=8, consensus_temperature=1.5)
 NEIGHBORS = replace(SAMPLED, consensus_neighbors=3)
@@ -147,7 +147,7 @@ def test_too_many_images_are_an_error_before_training(tmp_path: Path, monkeypatc
     monkeypatch.setattr(caption_search, "MAX_IMAGES", images - 1)
     check_searches(looking, workspace.shards, "finetune/vqa")
     check_searches(params, workspace.shards, "finetune/captioning")
-    monkeypatch.setattr(training, "fit", lambda *_, **__: pytest.fail("training started"))
+    monkeypatch.setattr(training_job, "fit", lambda *_, **__: pytest.fail("training started"))
     shutil.copytree(workspace.checkpoint("initial/tden"), workspace.checkpoint("pretrain/tden"))
     for stage, key in ((pretrain, "tden"), (finetune, "captioning")):
         with pytest.raises(DataError, match=f"{images} captioned .* supports 1 to {images - 1}. Set it to 0"):
