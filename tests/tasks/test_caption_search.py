@@ -18,8 +18,8 @@ from vlp_models.errors import CheckpointError, DataError, ParamsError
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.params import EvaluateParams, build
 from vlp_models.pipeline import training_job
-from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.stages import finetune, pretrain
+from vlp_models.pipeline.training_job import check_searches
 from vlp_models.tasks import caption_search
 from vlp_models.tasks.caption_search import CAPTIONS, FEATURES, CaptionIndex
 from vlp_models.tasks.captioning import Captioning

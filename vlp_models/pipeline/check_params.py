@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from torch import nn
 
@@ -159,23 +158,14 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
         raise ParamsError(
             f"params.yaml: `{where}.recipe.mask_probability` has no effect on {run.model}: {reason}; remove it"
         )
-    check_captions_per_image(where, run, built)
-    _check_groups(where, trained, run)
-    _check_datasets(where, run.sources, params)
-    _check_length(f"{where}.max_text_len", run.max_text_len, model, config_at)
-
-
-def check_captions_per_image(where: str, run: PretrainParams, model: nn.Module) -> None:
-    """Check that a model can train on several captions of an image; `where` is the run's key in params.yaml.
-
-    Raises:
-        ParamsError: it reads one.
-    """
-    if run.captions_per_image > 1 and not getattr(model, "several_texts", False):
+    if run.captions_per_image > 1 and not getattr(built, "several_texts", False):
         raise ParamsError(
             f"params.yaml: `{where}.captions_per_image: {run.captions_per_image}`: `{run.model}` trains on one text "
             "per image; set `view: captions` and remove it"
         )
+    _check_groups(where, trained, run)
+    _check_datasets(where, run.sources, params)
+    _check_length(f"{where}.max_text_len", run.max_text_len, model, config_at)
 
 
 def _check_groups(where: str, model: nn.Module, run: TrainingParams) -> None:
@@ -339,16 +329,3 @@ def find_in_use(params: Params) -> InUse:
                 )
         metrics[name] = task.evaluate_settings(params.evaluate, run.task).metrics
     return InUse(filled=filled, trained=trained, tested=tested, metrics=metrics)
-
-
-def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
-    """Check the runs that start from `checkpoint` (`pretrain/RUN`, `finetune/RUN`), and itself.
-
-    Raises:
-        DataError: the evaluation of one of them could not search what it was trained on.
-    """
-    for name, run in params.finetune.items():
-        # The chain of a run is itself and everything that it starts from.
-        if checkpoint in params.chain(f"finetune/{name}") and not run.blank_images:
-            task = task_class(run.task)
-            task.check_search(task.evaluate_settings(params.evaluate, run.task), shards, run.sources)

@@ -31,7 +31,6 @@ from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import ADAPTER_FOLDER, CheckpointInfo, read_config, write_checkpoint
 from vlp_models.models.meta_model import image_kind_of
 from vlp_models.params import FinetuneParams, Params, PretrainParams, split_start, to_plain
-from vlp_models.pipeline.check_params import check_searches
 from vlp_models.pipeline.lineage import lineage_tags, provenance_of, record_provenance, training_inputs
 from vlp_models.pipeline.prepared_data import PreparedData, stage_of
 from vlp_models.pipeline.unrecorded_results import (
@@ -41,6 +40,7 @@ from vlp_models.pipeline.unrecorded_results import (
 )
 from vlp_models.registry.curve_loggers import CurveLogger, log_curves, open_sinks, sink_state_files
 from vlp_models.registry.mlflow_run import STATE, MLflowRun
+from vlp_models.tasks import task_class
 from vlp_models.training import ADAPTERS, STRATEGIES
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.log import as_csv, final_numbers
@@ -276,3 +276,16 @@ class TrainingJob:
         for state in (self.work / STATE, *sink_state_files(self.work)):
             state.unlink(missing_ok=True)
         remove_outdated_work(self.work)
+
+
+def check_searches(params: Params, shards: Path, checkpoint: str) -> None:
+    """Check the runs that start from `checkpoint` (`pretrain/RUN`, `finetune/RUN`), and itself.
+
+    Raises:
+        DataError: the evaluation of one of them could not search what it was trained on.
+    """
+    for name, run in params.finetune.items():
+        # The chain of a run is itself and everything that it starts from.
+        if checkpoint in params.chain(f"finetune/{name}") and not run.blank_images:
+            task = task_class(run.task)
+            task.check_search(task.evaluate_settings(params.evaluate, run.task), shards, run.sources)

@@ -49,7 +49,6 @@ def _build(job: TrainingJob) -> Training:
     from vlp_models.data.views import VIEWS
     from vlp_models.models import add_objectives, build_model
     from vlp_models.models.checkpoint import build_from_config, part_of, read_weights
-    from vlp_models.pipeline.check_params import check_captions_per_image
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.training.scheduled_sampling import make_loss
@@ -68,7 +67,6 @@ def _build(job: TrainingJob) -> Training:
     if trained is not model:
         trained.load_heads(part_of(weights, "objective_heads"))
         checkpoint = trained
-    check_captions_per_image(where, p, model)
     # how samples become batches: what the model reads of this view
     reader = InputReader(
         model.inputs.for_view(VIEWS[p.view]),  # type: ignore[union-attr,operator]
