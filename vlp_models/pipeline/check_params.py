@@ -51,8 +51,6 @@ def check_runs(params: Params) -> None:
     # Called for its errors: views whose names or columns clash.
     index_columns()
     _check_evaluate(params)
-    if params.trainer.strategy == "fsdp" and not STRATEGIES:
-        raise MissingToolError("params.yaml: `trainer.strategy: fsdp` needs vlp_models/contrib/fsdp, not installed")
     if params.trainer.reproducible == "portable" and params.trainer.torch_threads > 1:
         raise ParamsError(
             f"params.yaml: `trainer.torch_threads: {params.trainer.torch_threads}`: with `reproducible: portable` each "
@@ -85,6 +83,8 @@ def check_runs(params: Params) -> None:
         _check_pretraining(name, pretraining, params)
     for name, finetuning in params.finetune.items():
         _check_finetuning(name, finetuning, params)
+    if params.trainer.strategy == "fsdp" and not STRATEGIES:
+        raise MissingToolError("params.yaml: `trainer.strategy: fsdp` needs vlp_models/contrib/fsdp, not installed")
     if params.augment and "augment" not in STAGES:
         raise MissingToolError("params.yaml: `augment` needs vlp_models/contrib/augment, which is not installed")
     for name, augment in params.augment.items():  # it starts from a fine-tuned captioner

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from rank_runs import EVERYTHING, STILL, apart, continues_elsewhere, matches_one_process, result, run
-from toy_dataset import Toy, make_toy, write_shards, write_tokenizer
+from toy_dataset import Toy, make_toy, write_shards, write_tokenizer, write_workspace
 
 from vlp_models.common.portable import NEEDED, cpu_flags
-from vlp_models.errors import ParamsError
+from vlp_models.errors import MissingToolError, ParamsError
+from vlp_models.pipeline.check_params import check_runs
+from vlp_models.training import STRATEGIES
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +82,11 @@ def test_a_run_goes_on_with_other_processes(
     write_shards(tmp_path / "shards", train=43, val=7)
     write_tokenizer(tmp_path / "tokenizer")
     continues_elsewhere(tmp_path, first, second, equal=equal)
+
+
+def test_strategy_without_its_folder_is_refused_by_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = write_workspace(tmp_path, trainer={"strategy": "fsdp"})
+    check_runs(params)
+    monkeypatch.delitem(STRATEGIES, "fsdp")
+    with pytest.raises(MissingToolError, match=r"trainer\.strategy: fsdp` needs vlp_models/contrib/fsdp"):
+        check_runs(params)

@@ -66,7 +66,7 @@ def states(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
         return model.encode(x, mask, 0, torch.zeros(len(ids), dtype=torch.bool))[0]
     if family == "XGPT":
         x = model.embed_text(ids, words)
-        for block in model.encoder_layers():
+        for block in model.layers:
             x = block.encode(x, padding_mask(mask), words)
         return x
     if family == "VLMo":

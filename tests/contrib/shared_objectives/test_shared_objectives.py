@@ -168,6 +168,14 @@ def test_own_objectives_need_no_head_and_change_nothing(scenes: SampleScenes) ->
     assert add_objectives(model, ["mlm", "ism"], scenes.facts, "x", "tden") is model
 
 
+def test_without_the_folder_the_way_out_is_named(scenes: SampleScenes, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("tden", scenes).model
+    monkeypatch.setattr("vlp_models.models.OBJECTIVES", {})
+    assert known_objectives(model, scenes.facts) == list(own_objectives(model))
+    with pytest.raises(ParamsError, match=r"`x\.itm`: tden can train on mlm, .* need vlp_models/contrib/shared_obj"):
+        add_objectives(model, ["mlm", "itm"], scenes.facts, "x", "tden")
+
+
 def test_plan_refuses_the_objective_before_anything_runs(tmp_path: Path) -> None:
     def params(name: str) -> Params:
         return write_workspace(tmp_path / name, pretrain={"tden": {"recipe": {"objectives": {name: 1.0}}}})

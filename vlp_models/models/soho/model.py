@@ -353,14 +353,6 @@ class SOHO(nn.Module):
             x = block(x, mask, joint)
         return x[: joint.split], x[joint.split :], cells
 
-    def cls_states(self, text_MD: Tensor, words: Packing) -> Tensor:
-        """Return the state of each text's [CLS], [P, D].
-
-        Raises:
-            DataError: a text has no token.
-        """
-        return take(text_MD, words.first_rows())
-
     # ---- Pretraining: MLM, MVM, ITM ----------------------------------------------------------------------------
 
     def pretraining_losses(
@@ -419,7 +411,7 @@ class SOHO(nn.Module):
             losses["mvm"] = dataclasses.replace(loss, parts={**loss.parts, "codes_alive": alive})
         if "itm" in objectives:
             learns_P = pairs.learners(objectives["itm"])
-            logits = self.match_head(self.cls_states(text_MD, words))
+            logits = self.match_head(take(text_MD, words.first_rows()))
             losses["itm"] = cross_entropy(logits[learns_P], pairs.matched_P[learns_P].long(), name="itm")
         return losses
 
@@ -475,7 +467,7 @@ class SOHO(nn.Module):
     def _fuse(self, visual: VisualTokens, text: Text) -> Fused:
         words = Packing.of(text.mask_BT)
         text_MD, cells_KD, cells = self.encode_pairs(text.ids_BT, words, visual)
-        pooled_ND = self.fusion(self.cls_states(text_MD, words))
+        pooled_ND = self.fusion(take(text_MD, words.first_rows()))
         return Fused(image_BRD=cells.pad(cells_KD), text_BTD=words.pad(text_MD), pooled_BP=pooled_ND)
 
     def score(self, state: VisualTokens, text: Text, image_of_text_N: Tensor) -> Tensor:
@@ -483,7 +475,7 @@ class SOHO(nn.Module):
         words = Packing.of(text.mask_BT)
         text_MD, _, _ = self.encode_pairs(text.ids_BT, words, state.for_texts(image_of_text_N))
         # log p(match) - log p(no match)
-        logits_N2 = self.match_head(self.cls_states(text_MD, words))
+        logits_N2 = self.match_head(take(text_MD, words.first_rows()))
         return logits_N2[:, 1] - logits_N2[:, 0]
 
     # ---- Training and reporting --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -125,10 +125,10 @@ class TDEN(nn.Module):
             config.vocab_size, hidden, max_positions=config.max_positions, types=2, dropout=dropout, eps=eps
         )
         # The four stacks: K_I, K_S, K_E and K_D layers
-        self.object_encoder = self.stack(TransformerBlock, config.object_layers)
-        self.sentence_encoder = self.stack(TransformerBlock, config.sentence_layers)
-        self.cross_encoder = self.stack(TransformerBlock, config.encoder_layers)
-        self.cross_decoder = self.stack(DecoderBlock, config.decoder_layers)
+        self.object_encoder: Any = self.stack(TransformerBlock, config.object_layers)
+        self.sentence_encoder: Any = self.stack(TransformerBlock, config.sentence_layers)
+        self.cross_encoder: Any = self.stack(TransformerBlock, config.encoder_layers)
+        self.cross_decoder: Any = self.stack(DecoderBlock, config.decoder_layers)
 
         # Heads of MLM and MSG, of MOC, of ISM, and of the tasks' holistic feature
         self.word_head = TokenHead(hidden, config.vocab_size, eps=config.layer_norm_eps, tied=config.tie_lm_head)
@@ -205,7 +205,7 @@ class TDEN(nn.Module):
 
     def project_memory(self, image_KD: Tensor, regions: Packing, owner_N: Tensor | None) -> Any:
         """Project images' states to what the decoder attends to. owner_N: the image of each text."""
-        layers = tuple(block.cross.project(image_KD, regions) for block in self._decoder_blocks())
+        layers = tuple(block.cross.project(image_KD, regions) for block in self.cross_decoder)
         return Memory(layers=layers, mask=padding_mask(regions.mask_BT), owner_N=owner_N, source=image_KD)
 
     def decode(self, text_MD: Tensor, words: Packing, memory: Any, mask: Tensor | None = None) -> Tensor:
@@ -216,16 +216,13 @@ class TDEN(nn.Module):
         # All texts of an image are side by side for cross-attention, so that its memory is not copied.
         mask = causal_mask(words.shape[1], text_MD.device) if mask is None else mask
         by_image = words.by_owner(memory.owner_N, memory.images)
-        for block, projected in zip(self._decoder_blocks(), memory.layers, strict=True):
+        for block, projected in zip(self.cross_decoder, memory.layers, strict=True):
             text_MD = block(text_MD, mask, projected, memory.mask, words, by_image)
         return text_MD
 
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
         return self.word_head(x_D, embedding_table(self.text_embedding.words) if self.config.tie_lm_head else None)
-
-    def _decoder_blocks(self) -> list[DecoderBlock]:
-        return cast("list[DecoderBlock]", self.cross_decoder)
 
     # ---- The four objectives ---------------------------------------------------------------------------------
 
@@ -510,10 +507,10 @@ class TDEN(nn.Module):
         past: list[KeyValues] = []
         # One entry per layer that attends to earlier words: the sentence encoder's, then the decoder's.
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(state.memory.layers)))
-        for block in cast("list[TransformerBlock]", self.sentence_encoder):
+        for block in self.sentence_encoder:
             x_ND, cache = block.step(x_ND, next(before))
             past.append(cache)
-        for layer, memory in zip(self._decoder_blocks(), state.memory.layers, strict=True):
+        for layer, memory in zip(self.cross_decoder, state.memory.layers, strict=True):
             x_ND, cache = layer.step(x_ND, next(before), memory, state.memory.mask, state.by_image)
             past.append(cache)
         return self.predict_words(x_ND), replace(state, length=state.length + 1, past=tuple(past))

@@ -17,14 +17,14 @@ Shape suffixes as in model.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch, Image, Text
 from vlp_models.models.layers.attention import causal_mask, padding_mask
-from vlp_models.models.layers.blocks import ModalityBlock, TransformerBlock, init_weights
+from vlp_models.models.layers.blocks import ModalityBlock, init_weights
 from vlp_models.models.layers.cache import DecodingState, KeyValues
 from vlp_models.models.layers.packing import Packing, take
 from vlp_models.models.protocols import Fused
@@ -69,9 +69,6 @@ class AblatedTDEN(TDEN):
         if config.ism_source == "cross_modal":
             self.matching_head = nn.Linear(config.hidden, 1)
             init_weights(self.matching_head, config.init_std)
-
-    def _shared_blocks(self) -> list[TransformerBlock]:
-        return cast("list[TransformerBlock]", self.cross_encoder)
 
     # ---- Matching after the cross-modal encoder --------------------------------------------------------------
 
@@ -161,7 +158,7 @@ class AblatedTDEN(TDEN):
         # Each layer's keys and values of the regions, for every step
         visual = state.memory.visual
         x_KD, mask, layers = visual.last_KD, padding_mask(visual.packing.mask_BT), []
-        for block in self._shared_blocks():  # regions attend to regions only, so they do not depend on words
+        for block in self.cross_encoder:  # regions attend to regions only, so they do not depend on words
             layers.append(block.attention.project(x_KD, visual.packing))
             x_KD = block(x_KD, mask, visual.packing)
         return replace(state, memory=replace(state.memory, layers=tuple(layers)))
@@ -174,14 +171,14 @@ class AblatedTDEN(TDEN):
         past: list[KeyValues] = []
         # One entry per layer: the sentence encoder's, then the shared stack's.
         before = iter(state.past or [None] * (len(self.sentence_encoder) + len(self.cross_encoder)))
-        for block in cast("list[TransformerBlock]", self.sentence_encoder):
+        for block in self.sentence_encoder:
             x_ND, cache = block.step(x_ND, next(before))
             past.append(cache)
         regions_NS = state.memory.visual.packing.mask_BT[state.owner_N]
         # The new word attends to all words so far, itself included, and to its image's regions.
         words_NT = regions_NS.new_ones(len(regions_NS), state.length + 1)
         mask = padding_mask(torch.cat([words_NT, regions_NS], dim=1))
-        for block, regions in zip(self._shared_blocks(), state.memory.layers, strict=True):
+        for block, regions in zip(self.cross_encoder, state.memory.layers, strict=True):
             # Keys and values: the past words and this one, which are cached; then its image's regions.
             present, earlier = block.attention.project(x_ND[:, None]), next(before)
             if earlier is not None:

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -139,7 +139,7 @@ class UnifiedVLP(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, hidden, max_positions=config.max_positions, types=4, dropout=dropout, eps=eps
         )
-        self.stack = nn.ModuleList(
+        self.stack: Any = nn.ModuleList(
             PrefixBlock(
                 hidden,
                 config.heads,
@@ -225,7 +225,7 @@ class UnifiedVLP(nn.Module):
         mask_BP = F.pad(cast(Regions, image).mask_BR, (1, 1), value=True)
         packing, mask, layers = Packing.of(mask_BP), padding_mask(mask_BP), []
         x_MD = packing.pack(x_BPD)
-        for block in self._blocks():
+        for block in self.stack:
             x_MD, keys_values = block.encode_prefix(x_MD, mask, packing)
             layers.append(keys_values)
         return Prefix(layers=tuple(layers), mask_BP=mask_BP)
@@ -233,9 +233,6 @@ class UnifiedVLP(nn.Module):
     def predict_words(self, x_D: Tensor) -> Tensor:
         """Return vocabulary logits, [..., D] -> [..., V]. Gather the positions that need them first."""
         return cast(Tensor, self.word_head(x_D, embedding_table(self.text_embedding.words)))
-
-    def _blocks(self) -> list[PrefixBlock]:
-        return cast("list[PrefixBlock]", self.stack)
 
     # ---- The two objectives ----------------------------------------------------------------------------------
 
@@ -447,7 +444,7 @@ class UnifiedVLP(nn.Module):
         to_prefix = mask_NP[:, None, None].expand(-1, 1, words + masks, -1)
         mask = torch.cat([to_prefix, before_LL.expand(len(mask_NP), 1, -1, -1)], -1)
         x_MD = packing.pack(x_NLD)
-        for block, memory in zip(self._blocks(), layers, strict=True):
+        for block, memory in zip(self.stack, layers, strict=True):
             x_MD = block.after_prefix(x_MD, mask, packing, memory)
         logits_MV = self.predict_words(take(x_MD, rows_at_end(packing, requested_NT)))
         return logits_MV.unflatten(0, (-1, masks)) if at_NT is None else logits_MV
@@ -484,7 +481,7 @@ class UnifiedVLP(nn.Module):
         # (N, 2, D): the last word and a [MASK] at the next position, whose state predicts the next word.
         prefix_mask_BP, past = padding_mask(state.memory.mask_BP), []
         before = iter(state.past or [None] * len(self.stack))
-        for block, memory in zip(self._blocks(), state.memory.layers, strict=True):
+        for block, memory in zip(self.stack, state.memory.layers, strict=True):
             x_NQD, present = block.step_after_prefix(x_NQD, next(before), memory, prefix_mask_BP, state.by_image)
             past.append(present.drop_last())  # the next word replaces the [MASK]
         logits_NV = self.predict_words(x_NQD[:, -1])

@@ -115,7 +115,22 @@ class VLMo(nn.Module):
         hidden = config.hidden
         self.image_embedding = PatchEmbedding(config)
         self.text_embedding = WordEmbedding(config)
-        self.blocks = nn.ModuleList(self._block(layer) for layer in range(config.layers))
+        blocks = []
+        for layer in range(config.layers):
+            # Every layer encodes images and texts alone, from `vl_start` on also pairs. Deep ones are dropped the most.
+            experts = ["vision", "language"] + ["vision_language"] * (layer >= config.vl_start)
+            blocks.append(
+                MoMEBlock(
+                    hidden,
+                    config.heads,
+                    config.intermediate,
+                    experts=experts if config.feed_forward == "experts" else ["shared"],
+                    layer_scale=config.layer_scale,
+                    drop_path=config.drop_path * layer / max(1, config.layers - 1),
+                    eps=config.layer_norm_eps,
+                )
+            )
+        self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
 
         # Contrast, then matching, words and visual tokens, then the tasks' classifiers.
@@ -136,27 +151,13 @@ class VLMo(nn.Module):
         self.before_classifier = nn.Sequential(*(mlp if config.classifier == "mlp" else ()))
         init_weights(self, config.init_std, skip=(TIMM_STEM,))
 
-        for block in self._blocks():
+        for block in blocks:
             block.reset_scales()
         sizes = config.layers, config.heads, config.grid, config.max_positions
         self.position_bias = PositionBias(*sizes) if config.positions == "relative" else None  # zeros at first
         self.image_tokens = ImageTokens(config)
         self.images_per_text = config.images_per_text
         self.place_embedding = place_embedding(config.images_per_text, hidden)
-
-    def _block(self, layer: int) -> MoMEBlock:
-        config = self.config
-        # Every layer encodes images and texts alone, from `vl_start` on also pairs. Deeper ones are dropped more often.
-        experts = ["vision", "language"] + ["vision_language"] * (layer >= config.vl_start)
-        return MoMEBlock(
-            config.hidden,
-            config.heads,
-            config.intermediate,
-            experts=experts if config.feed_forward == "experts" else ["shared"],
-            layer_scale=config.layer_scale,
-            drop_path=config.drop_path * layer / max(1, config.layers - 1),
-            eps=config.layer_norm_eps,
-        )
 
     @property
     def inputs(self) -> ModelInputs:
@@ -223,7 +224,7 @@ class VLMo(nn.Module):
         """Run layers `first` to `last` (excluded), without the final norm. [M, D] -> [M, D]"""
         # Without padding there is nothing to mask.
         real_keys = None if packing.full else padding_mask(packing.mask_BT)
-        for layer, block in enumerate(self._blocks()[first:last], first):
+        for layer, block in enumerate(list(self.blocks)[first:last], first):
             mask = real_keys
             if biases:
                 # One mask holds both: the bias that is added to a score, and -inf for padding.
@@ -273,9 +274,6 @@ class VLMo(nn.Module):
         """Pack image tokens (none is padding): [B, S, D] -> [B * S, D]."""
         rows, shape = patches_BSD.flatten(0, 1), (patches_BSD.shape[0], patches_BSD.shape[1])
         return rows, Packing(torch.arange(len(rows), device=rows.device), shape, full=True)
-
-    def _blocks(self) -> list[MoMEBlock]:
-        return cast("list[MoMEBlock]", list(self.blocks))
 
     # ---- The dual encoder ------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -131,8 +131,8 @@ class XGPT(nn.Module):
             config.vocab_size, hidden, max_positions=config.max_positions, dropout=config.dropout, eps=eps
         )
         has_decoder = config.structure == "enc_dec"  # EncDec has a second stack; else one stack encodes and decodes
-        self.layers = nn.ModuleList(Block(config, decodes=not has_decoder) for _ in range(config.layers))
-        self.decoder = None
+        self.layers: Any = nn.ModuleList(Block(config, decodes=not has_decoder) for _ in range(config.layers))
+        self.decoder: Any = None
         if has_decoder:
             self.decoder = nn.ModuleList(Block(config, decodes=True) for _ in range(config.layers))
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -146,11 +146,9 @@ class XGPT(nn.Module):
         self.images_per_text = config.images_per_text
         self.place_embedding = place_embedding(config.images_per_text, hidden)
 
-    def encoder_layers(self) -> list[Block]:
-        return cast("list[Block]", self.layers)
-
-    def decoder_layers(self) -> list[Block]:
-        return cast("list[Block]", self.layers if self.decoder is None else self.decoder)
+    def decoder_layers(self) -> Any:
+        """Return the decoder's blocks: a stack of its own, or that of the encoder."""
+        return self.layers if self.decoder is None else self.decoder
 
     # ---- Encoder and decoder ------------------------------------------------------------------------------------
 
@@ -191,7 +189,7 @@ class XGPT(nn.Module):
     def encoder_states(self, x: Tensor, packing: Packing) -> list[Tensor]:
         """Run the encoder; returns its input and the states after each layer."""
         mask, states = padding_mask(packing.mask_BT), [x]
-        for block in self.encoder_layers():
+        for block in self.layers:
             states.append(block.encode(states[-1], mask, packing))
         return states
 
