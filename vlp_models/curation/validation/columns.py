@@ -143,7 +143,7 @@ def _add_box_columns(rows: list[Row], images: dict[str, Row]) -> None:
                 row["overhang"] = max(-x1, -y1, x2 - image["width"], y2 - image["height"], 0.0)
 
 
-# Columns for the rules of one table only (rules.OWN_RULES); each function adds columns to the rows in place.
+# Columns for the rules of one table only (rules.py); each function adds columns to the rows in place.
 OWN_COLUMNS: dict[str, Callable[[list[Row], dict[str, Row]], None]] = {
     "choices": _add_choice_columns,
     "objects": _add_box_columns,

@@ -6,7 +6,6 @@ A rule checks one column, of the table itself or derived (columns.py). Nulls bre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +117,15 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
         ]
     if view is not None:
         if view.images == "several":
-            rules += _other_image_rules(table)
+            alone, leak = "it names no image besides {image_id}", "{splits_apart}: one row must not mix splits"
+            unknown, bad = "image {other_unknown} is not in the dataset", "image {other_quarantined} is quarantined"
+            all_known, all_good = "its other images are in the dataset", "its other images are not quarantined"
+            rules += [
+                Rule(table, "other_images_present", "other_images", Between(low=1), alone, "it names several images"),
+                Rule(table, "other_images_known", "other_unknown", EMPTY, unknown, all_known),
+                Rule(table, "other_images_good", "other_quarantined", EMPTY, bad, all_good),
+                Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak, "all its images are in one split"),
+            ]
         if view.has_text:
             for name, reason, valid_text in TEXT_RULES:
                 rules.append(Rule(table, name, name, OneOf((True,)), reason, valid_text))
@@ -129,7 +136,11 @@ def rules_for(table: str, params: ValidateParams) -> list[Rule]:
                 reason = f"{column.name} {{{column.name}!r}} is not one of {values}"
                 check, description = OneOf(column.values), f"{column.name} is one of {values}"
                 rules.append(Rule(table, f"{column.name}_known", column.name, check, reason, description))
-    return rules + OWN_RULES.get(table, lambda _: [])(params)
+    if table == "images":
+        return rules + _image_rules(params)
+    if table == "choices":
+        return rules + _choice_rules(params)
+    return rules + _own_rules(table, params)
 
 
 def _split_rule(table: str) -> Rule:
@@ -137,20 +148,7 @@ def _split_rule(table: str) -> Rule:
     return Rule(table, "split_known", "split", OneOf(SPLITS), reason, f"the split is one of {', '.join(SPLITS)}")
 
 
-def _other_image_rules(table: str) -> list[Rule]:
-    """Rules of a row that names several images."""
-    alone, leak = "it names no image besides {image_id}", "{splits_apart}: one row must not mix splits"
-    unknown, bad = "image {other_unknown} is not in the dataset", "image {other_quarantined} is quarantined"
-    all_known, all_good = "its other images are in the dataset", "its other images are not quarantined"
-    return [
-        Rule(table, "other_images_present", "other_images", Between(low=1), alone, "it names several images"),
-        Rule(table, "other_images_known", "other_unknown", EMPTY, unknown, all_known),
-        Rule(table, "other_images_good", "other_quarantined", EMPTY, bad, all_good),
-        Rule(table, "images_of_one_split", "splits_apart", EMPTY, leak, "all its images are in one split"),
-    ]
-
-
-def _own_image_rules(params: ValidateParams) -> list[Rule]:
+def _image_rules(params: ValidateParams) -> list[Rule]:
     side, pixels = params.min_image_side, params.max_image_pixels
     # reasons and descriptions of the rules below, in their order
     copy = "the same image, byte for byte, is in {also_in}: this copy would leak into training"
@@ -169,18 +167,6 @@ def _own_image_rules(params: ValidateParams) -> list[Rule]:
         Rule("images", "image_pixels", "pixels", Between(high=pixels), large, at_most),
         Rule("images", "sha256_form", "sha256", Matches("^[0-9a-f]{64}$"), digest, is_digest),
     ]
-
-
-def _caption_rules(params: ValidateParams) -> list[Rule]:
-    low, high = params.min_caption_words, params.max_caption_words
-    reason, valid = f"{{words}} words, expected {low} to {high}", f"the text has {low} to {high} words"
-    return [Rule("captions", "caption_words", "words", Between(low, high), reason, valid)]
-
-
-def _question_rules(params: ValidateParams) -> list[Rule]:
-    reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
-    valid = f"{ANSWERS_PER_QUESTION} answers, or one correct answer"
-    return [Rule("questions", "ten_answers", "labeled_answers", OneOf((ANSWERS_PER_QUESTION, 1)), reason, valid)]
 
 
 def _choice_rules(params: ValidateParams) -> list[Rule]:
@@ -206,22 +192,23 @@ def _choice_rules(params: ValidateParams) -> list[Rule]:
     ]
 
 
-def _object_rules(params: ValidateParams) -> list[Rule]:
-    limit = params.max_box_overhang
-    no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
-    outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {limit:g}"
-    inside = f"the box overhangs its image by at most {limit:g} pixels"
-    return [
-        Rule("objects", "box_area", "shorter_side", Between(low=0, above=True), no_area, "the box has an area"),
-        Rule("objects", "box_inside", "overhang", Between(high=limit), outside, inside),
-    ]
-
-
-# Rules of one table only; all others follow from the table's view (data/views).
-OWN_RULES: dict[str, Callable[[ValidateParams], list[Rule]]] = {
-    "images": _own_image_rules,
-    "captions": _caption_rules,
-    "questions": _question_rules,
-    "choices": _choice_rules,
-    "objects": _object_rules,
-}
+def _own_rules(table: str, params: ValidateParams) -> list[Rule]:
+    """Return the rules that do not follow from a table's columns and view; most tables have none."""
+    if table == "captions":
+        low, high = params.min_caption_words, params.max_caption_words
+        reason, valid = f"{{words}} words, expected {low} to {high}", f"the text has {low} to {high} words"
+        return [Rule(table, "caption_words", "words", Between(low, high), reason, valid)]
+    if table == "questions":
+        reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
+        valid = f"{ANSWERS_PER_QUESTION} answers, or one correct answer"
+        return [Rule(table, "ten_answers", "labeled_answers", OneOf((ANSWERS_PER_QUESTION, 1)), reason, valid)]
+    if table == "objects":
+        limit = params.max_box_overhang
+        no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
+        outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {limit:g}"
+        inside = f"the box overhangs its image by at most {limit:g} pixels"
+        return [
+            Rule(table, "box_area", "shorter_side", Between(low=0, above=True), no_area, "the box has an area"),
+            Rule(table, "box_inside", "overhang", Between(high=limit), outside, inside),
+        ]
+    return []

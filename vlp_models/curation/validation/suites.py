@@ -60,7 +60,11 @@ class SuiteRunner:
         """Return, for each rule, the positions (`row`) of the rows that break it. `rows` must not be empty."""
         # a suite serves all batches of its table
         if table not in self._suites:
-            self._suites[table] = self._suite(table, rules)
+            suite = self._context.suites.add(gx.ExpectationSuite(name=table))
+            for rule in rules:
+                suite.add_expectation(_expectation(rule))
+            frames = self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all")
+            self._suites[table] = frames, suite
         definition, suite = self._suites[table]
         # only the columns that rules check
         columns = [ROW, *dict.fromkeys(rule.column for rule in rules)]
@@ -78,12 +82,6 @@ class SuiteRunner:
             assert result.expectation_config is not None
             results[result.expectation_config.meta["rule"]] = result
         return [_rows(results[rule.name]) for rule in rules]
-
-    def _suite(self, table: str, rules: list[Rule]) -> tuple[BatchDefinition, gx.ExpectationSuite]:
-        suite = self._context.suites.add(gx.ExpectationSuite(name=table))
-        for rule in rules:
-            suite.add_expectation(_expectation(rule))
-        return self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all"), suite
 
     def _write(self, table: str, first: int, outcome: Any) -> None:
         """Append the results of one batch, whose first row is number `first` of the table; the same rows give the same

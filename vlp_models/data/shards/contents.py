@@ -111,8 +111,8 @@ def write_contents(
         sources: every dataset, including those without samples.
         facts: per kind of model, what such a model must know.
     """
-    # kind, view, dataset -> split -> hash
-    dataset_hashes: dict[tuple[Kind, str, str], dict[str, _Hash]] = defaultdict(dict)
+    # kind, view, dataset -> split -> number of samples, and the hash of their concatenated hashes
+    dataset_hashes: dict[tuple[Kind, str, str], dict[str, list[Any]]] = defaultdict(dict)
     # hashes of one dataset are joined in the order of the shards
     for split in SPLITS:
         for file in hashes.get(split, ()):
@@ -120,7 +120,9 @@ def write_contents(
             for kind in facts:
                 values = (table[name].to_pylist() for name in ("view", "source", kind))
                 for view, source, sample_hash in zip(*values, strict=True):
-                    dataset_hashes[kind, view, source].setdefault(split, _Hash()).add(sample_hash)
+                    counted = dataset_hashes[kind, view, source].setdefault(split, [0, hashlib.sha256()])
+                    counted[0] += 1
+                    counted[1].update(sample_hash)
     for kind, kind_facts in facts.items():
         write_json(directory / facts_file(kind), kind_facts)
         for name, columns in VIEWS.items():
@@ -139,23 +141,8 @@ def write_contents(
                 write_json(directory / trained_on_file(kind, name, [source]), summary)
 
 
-class _Hash:
-    """The hash of concatenated sample hashes."""
-
-    def __init__(self) -> None:
-        self._samples = 0
-        self._sha256 = hashlib.sha256()
-
-    def add(self, sample_hash: bytes) -> None:
-        self._samples += 1
-        self._sha256.update(sample_hash)
-
-    def summary(self) -> dict[str, Any]:
-        return {"samples": self._samples, "sha256": self._sha256.hexdigest()}
-
-
 def _summarize(
-    dataset_hashes: Mapping[tuple[Kind, str, str], Mapping[str, _Hash]],
+    dataset_hashes: Mapping[tuple[Kind, str, str], Mapping[str, list[Any]]],
     kind: Kind,
     views: Sequence[str],
     source: str,
@@ -165,7 +152,11 @@ def _summarize(
     summaries = {}
     for view in views:
         hashes = dataset_hashes.get((kind, view, source), {})  # by split
-        summaries[view] = {split: hashes[split].summary() for split in splits if split in hashes}
+        summaries[view] = {
+            split: {"samples": hashes[split][0], "sha256": hashes[split][1].hexdigest()}
+            for split in splits
+            if split in hashes
+        }
     return summaries if summaries[views[0]] else {}
 
 

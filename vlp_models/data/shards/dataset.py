@@ -163,7 +163,7 @@ class ShardDataset(Dataset[Sample]):
                 yield from piece["image_id"].to_pylist()
             return
         for start in range(0, len(self._rows), PIECE):
-            yield from self._index.strings("image_id", self._rows[start : start + PIECE])
+            yield from self._index.values("image_id", self._rows[start : start + PIECE])
 
     def first_positions(self) -> NDArray[np.uint32]:
         """Return uint32 [N]: for each sample the number of the first sample with its image."""
@@ -226,9 +226,9 @@ class ShardDataset(Dataset[Sample]):
         first, last = self._first_and_last_member()
         for start in range(0, len(self._rows), PIECE):
             rows = np.asarray(self._rows[start : start + PIECE])
-            begin = self._index.integers(f"{first}_offset", rows) - BLOCK  # where the member's header begins
-            end = padded(self._index.integers(f"{last}_offset", rows) + self._index.integers(f"{last}_size", rows))
-            yield np.stack([self._index.integers("shard", rows), begin, end], axis=1)
+            begin = self._index.values(f"{first}_offset", rows) - BLOCK  # where the member's header begins
+            end = padded(self._index.values(f"{last}_offset", rows) + self._index.values(f"{last}_size", rows))
+            yield np.stack([self._index.values("shard", rows), begin, end], axis=1)
 
     def _first_and_last_member(self) -> tuple[str, str]:
         """Return the kinds of the requested members; in a tar, an image's pixels come before its regions."""

@@ -50,20 +50,15 @@ class Index:
     def column(self, name: str) -> pa.ChunkedArray:
         return pa.chunked_array([piece[name] for piece in self.pieces], self.schema.field(name).type)
 
-    def integers(self, name: str, rows: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the values of an integer column in these rows."""
+    def values(self, name: str, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the values of a column of integers (as int64) or of strings in these rows."""
+        is_integer = pa.types.is_integer(self.schema.field(name).type)
         # Each value lands at the position of its row number.
-        values = np.empty(len(rows), np.int64)
+        values = np.empty(len(rows), np.int64 if is_integer else object)
         for piece, positions in self._by_piece(rows):
-            values[positions] = self.pieces[piece][name].to_numpy()[rows[positions] % PIECE]
+            piece_values = self.pieces[piece][name].take(pa.array(rows[positions] % PIECE))
+            values[positions] = piece_values.to_numpy(zero_copy_only=False)
         return values
-
-    def strings(self, name: str, rows: NDArray[np.integer]) -> list[str]:
-        """Return the values of a column of strings in these rows."""
-        values = np.empty(len(rows), object)
-        for piece, positions in self._by_piece(rows):
-            values[positions] = self.pieces[piece][name].take(pa.array(rows[positions] % PIECE)).to_pylist()
-        return list(values)
 
     @staticmethod
     def _by_piece(rows: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
