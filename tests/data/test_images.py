@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from png_files import SIGNATURE, chunk, png_header
 
 from vlp_models.curation.duplicates.hashes import hash_image, hash_image_file
 from vlp_models.data.images import MAX_SCANS, SCAN, ImageError, is_misnamed, read_file_inside, to_upright_rgb
@@ -20,13 +21,6 @@ from vlp_models.serving.images import open_image
 from vlp_models.vision.image_io import read_image
 
 LIMIT = 50_000_000
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and ends where its pixels should begin."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    checked = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + checked + struct.pack(">I", 999) + b"IDAT"
 
 
 def photo(path: Path, size: tuple[int, int] = (64, 48), format: str = "JPEG") -> Path:
@@ -165,13 +159,10 @@ def test_sixteen_bit_gray_is_scaled_not_truncated() -> None:
 def png_of_16_bits(rows: np.ndarray) -> bytes:
     """Pillow writes none of several channels. rows: uint16 [H, W, 3 or 4]."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     height, width, channels = rows.shape
     header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
     lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("channels", [3, 4])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -98,23 +97,6 @@ def test_order_depends_on_seed_and_epoch() -> None:
 
     assert of(1, 0) == of(1, 0) != of(1, 1) != of(2, 1) != of(2, 0)
     assert of(1, 5, shuffle=False) == [list(range(i, min(i + 8, 50))) for i in range(0, 50, 8)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("world_size", [1, 5])
-def test_each_pair_exactly_once_per_epoch(
-    make: Callable[..., ResumableLoader], dataset: ShardDataset, num_workers: int, world_size: int
-) -> None:
-    everything = Counter(sample.sample_id for sample in dataset)
-    loaders = [make(num_workers=num_workers, rank=rank, world_size=world_size) for rank in range(world_size)]
-    epochs = []
-    for _ in range(2):
-        epoch = [ids(loader) for loader in loaders]
-        assert Counter(i for of_rank in epoch for batch in of_rank for i in batch) == everything
-        assert len({len(of_rank) for of_rank in epoch}) == 1
-        epochs.append(epoch)
-    assert epochs[0] != epochs[1]
 
 
 def test_workers_change_nothing(make: Callable[..., ResumableLoader]) -> None:

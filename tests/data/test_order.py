@@ -155,18 +155,6 @@ def test_shared_images_give_the_same_results_as_separate_ones(toy: Toy) -> None:
     assert last.sample_ids == (samples[0].sample_id,) and last.text.owner_N.tolist() == [0]
 
 
-def test_first_exposure_is_known_in_grouped_order(toy: Toy) -> None:
-    replay = pytest.importorskip("vlp_models.contrib.forgetting.replay")
-    dataset = doubled(toy)
-    order = choose_order(dataset, None, 2)(length=len(dataset), batch_size=4, seed=7)
-    names = dataset.image_ids()
-    batches = list(order.batches(0))
-    for wanted in sorted(set(names))[:5]:
-        replayed = replay.find_first_exposure(dataset, {wanted}, order, replay.Updates(count=len(batches)))
-        first = next(n for n, batch in enumerate(batches) if wanted in {names[i] for i in batch})
-        assert replayed is not None and replayed.update == first + 1
-
-
 def test_training_loader_uses_grouped_order(toy: Toy) -> None:
     task = make(toy, "vqa")
     arguments: dict[str, Any] = {

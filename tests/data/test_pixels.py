@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from png_files import png_header
 
 from vlp_models.data.batch import Batch, Pixels
 from vlp_models.data.inputs import InputReader, ModelInputs
@@ -141,23 +140,13 @@ def test_encode_and_decode_are_lossless() -> None:
     assert np.array_equal(decode(encode(gray), "x"), np.full((4, 4, 3), 100))
 
 
-def bomb() -> bytes:
-    """A PNG of 70 bytes whose header declares 40,000 x 40,000 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         (b"", "empty"),
         (b"no image at all", "not an image"),
         (encoded(picture(40, 40), "JPEG")[:-60], "damaged or cut short"),
-        (bomb(), "pixels"),
+        (png_header(40_000, 40_000), "pixels"),
     ],
 )
 def test_invalid_image_files_are_refused(data: bytes, text: str) -> None:

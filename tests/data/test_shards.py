@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from png_files import png_header
 from shard_files import read_shard
 
 from vlp_models.data import mapped
@@ -157,8 +157,6 @@ def test_truncated_archive_is_refused(keep: int, build_shards: Build, record: Re
 
 
 EMPTY_SAFETENSORS = struct.pack("<Q", 2) + b"{}"
-BOMB_CHUNK = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + BOMB_CHUNK + struct.pack(">I", zlib.crc32(BOMB_CHUNK))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + BOMB_CHUNK + struct.pack("
         ("a.regions.safetensors", EMPTY_SAFETENSORS),
         ("a.regions.safetensors", b"\xff" * 16),
         ("a.png", b"GIF89a"),
-        ("a.png", BOMB),
+        ("a.png", png_header(60_000, 60_000)),
         ("a.txt", b"\xff"),
     ],
 )

@@ -11,6 +11,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "augment": {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},
+        "augmented": {"samples": "vlp_models.contrib.augment.samples:augment_samples"},
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},

@@ -21,7 +21,7 @@ from vlp_models.common.io import hash_path, read_json, write_json
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.data.shards import STREAMING
+from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import count_values, open_parquet
 from vlp_models.models import FAMILIES, OBJECTIVES
@@ -144,6 +144,8 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             code |= set(OBJECTIVES.values())
         if kind == "finetune" and params.finetune[name.partition("/")[2]].adapters:
             code |= set(ADAPTERS.values())
+        if kind == "finetune" and params.finetune[name.partition("/")[2]].augment.captions:
+            code |= set(AUGMENTED.values())
     modules = [TASKS[params.finetune[run].task], *code]
     # Seeds and names of runs are not in it: `settings_of` leaves them out.
     identity = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
-from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.order import choose_order
 from vlp_models.errors import DataError, ParamsError
@@ -44,7 +44,7 @@ class LoaderFactory:
     batch_size         samples of all processes together
     captioned          of the view `images`: only those with a reference caption
     regions, pixels    what to read of the images (`InputReader.flags`)
-    generated, control  augmentation of the train split's captions (`AugmentedDataset` in data/shards/dataset.py)
+    augment            adds generated captions to the train split's samples (`augmented` in data/shards). None: none
     stream             where and how images are read; without an address: one by one from `shards`
     texts_per_image    up to this many texts on one image are put in the same batch (data/shards/order.py)
 
@@ -66,8 +66,7 @@ class LoaderFactory:
     captioned: bool = False
     regions: bool = True
     pixels: bool = False
-    generated: Sequence[GeneratedCaption] = ()
-    control: bool = False
+    augment: Callable[[ShardDataset], Any] | None = None
     stream: StreamParams | None = None
     texts_per_image: int = 1
 
@@ -79,7 +78,7 @@ class LoaderFactory:
             raise DataError(
                 f"{self.shards}: no {self.view} in the train split; check `data` and `sources` in params.yaml"
             )
-        self.train = AugmentedDataset(train, self.generated, control=self.control) if self.generated else train
+        self.train = train if self.augment is None else self.augment(train)
         val = ShardDataset(self.shards, "val", self.view, self.sources, **options, by_block=False)
         self.val = Subset(val, _spread(len(val)))
         # How an epoch is shuffled: freely, in blocks of a stream, or with texts of an image next to each other

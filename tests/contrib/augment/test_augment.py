@@ -15,7 +15,8 @@ from toy_dataset import write_workspace
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.augment import captions as augment
 from vlp_models.contrib.augment.captions import choose, training_images
-from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset, read_generated
+from vlp_models.contrib.augment.samples import AugmentedDataset, GeneratedCaption, read_generated
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import SCHEMAS, read_table, write_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import DataError, ParamsError

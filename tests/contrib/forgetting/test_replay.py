@@ -13,7 +13,7 @@ from PIL import Image
 from vlp_models.common.io import write_json
 from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, Updates, find_first_exposure
 from vlp_models.data.shards import streaming
-from vlp_models.data.shards.dataset import AugmentedDataset, GeneratedCaption, ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.loader import ResumableLoader
 from vlp_models.data.shards.write import ImageRecord, ShardWriter
 from vlp_models.params import StreamParams, load_params, to_plain
@@ -95,10 +95,11 @@ def test_first_exposure_equals_that_of_real_batches(
 
 def test_streamed_order_and_generated_captions_are_replayed(shards: Path) -> None:
     pytest.importorskip("vlp_models.contrib.streaming")
+    augment = pytest.importorskip("vlp_models.contrib.augment.samples")
     base = ShardDataset(shards, "train", "captions", regions=False, pixels=True)
     base.layout = streaming("layout").of(base.image_spans, 1024)
-    written = [GeneratedCaption(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
-    samples = AugmentedDataset(base, written, control=False)
+    written = [augment.GeneratedCaption(caption_id=f"{image(n)}!", image_id=image(n), text="more") for n in (3, 3, 8)]
+    samples = augment.AugmentedDataset(base, written, control=False)
     arguments: dict[str, Any] = {"batch_size": 4, "seed": 5}
 
     def streamed(**more: Any) -> Any:

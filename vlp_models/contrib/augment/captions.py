@@ -105,7 +105,7 @@ def training_images(images: pa.Table, sources: Sequence[str]) -> set[str]:
     Raises:
         DataError: there are none, or one of them is in another split of any dataset, by its id or its file's content.
     """
-    from vlp_models.data.shards.dataset import refuse_evaluation_images
+    from vlp_models.contrib.augment.samples import refuse_evaluation_images
 
     rows = images.select(["image_id", "source", "split", "sha256"]).to_pylist()
     train = [row for row in rows if row["split"] == "train" and (not sources or row["source"] in sources)]

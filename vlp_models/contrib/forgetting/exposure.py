@@ -146,7 +146,7 @@ class CheckpointExposures:
         stream = StreamParams(**({"address": "then", **streamed} if streamed else {}))
         augmented = self.workspace.augmented(training.captioner) if training.captioner else None
         first = training.find_first_exposure(
-            data.shards, data.images, stream=stream, regions=regions, augmented=augmented
+            data.shards, data.images, stream=stream, regions=regions, generated=augmented
         )
         if first is not None:
             how = f"first in epoch {first.epoch}, update {first.update}"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.data.shards import streaming
-from vlp_models.data.shards.dataset import AugmentedDataset, ShardDataset, read_generated
+from vlp_models.data.shards import augmented, streaming
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.order import EpochOrder, choose_order
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError
@@ -82,7 +82,7 @@ class TrainingRun:
         )
 
     def find_first_exposure(
-        self, shards: Path, image_ids: Set[str], *, stream: StreamParams, regions: bool, augmented: Path | None = None
+        self, shards: Path, image_ids: Set[str], *, stream: StreamParams, regions: bool, generated: Path | None = None
     ) -> FirstExposure | None:
         """Return when the run first trained on one of these images; None: never.
 
@@ -90,7 +90,7 @@ class TrainingRun:
             shards: a folder with the manifest and the indices it trained on; the tars are not read.
             stream: how the shards were streamed, if they were.
             regions: whether the model reads regions; pixels otherwise.
-            augmented: the generated captions, if the run used them.
+            generated: the generated captions, if the run used them.
 
         Raises:
             DataError: the index is damaged, or the generated captions are missing.
@@ -105,11 +105,11 @@ class TrainingRun:
         # A streamed run shuffles blocks of the packed shards, whose layout decides the order.
         if stream.address:
             base.layout = streaming("layout").of(base.image_spans, stream.block_mb << 20)
-        samples: ShardDataset | AugmentedDataset = base
+        samples: Any = base
         if self.captioner:
-            if augmented is None or not augmented.exists():
+            if generated is None or not generated.exists():
                 raise DataError(f"{self.run} was trained on generated captions that are missing")
-            samples = AugmentedDataset(base, read_generated(augmented, shards), control=self.control)
+            samples = augmented(base, directory=generated, shards=shards, control=self.control)
         arguments: dict[str, Any] = {"length": len(samples), "batch_size": p.batch_size, "seed": p.seed}
         order: EpochOrder = choose_order(samples, stream, self.texts_per_image)(**arguments)
         updates = Updates(count=p.max_steps or 0, accumulate=p.accumulate, repeats=self.repeats)
@@ -154,10 +154,12 @@ class FirstExposure:
     update: int
 
 
-def find_first_exposure(
-    samples: ShardDataset | AugmentedDataset, image_ids: Set[str], order: EpochOrder, updates: Updates
-) -> FirstExposure | None:
-    """Return the first update that uses one of these images; None: no update does."""
+def find_first_exposure(samples: Any, image_ids: Set[str], order: EpochOrder, updates: Updates) -> FirstExposure | None:
+    """Return the first update that uses one of these images; None: no update does.
+
+    Args:
+        samples: a `ShardDataset`, or one with generated captions.
+    """
     # Row numbers of the samples that show one of the images.
     numbers = samples.find_samples(image_ids)
     per_epoch = updates.per_epoch(order.steps)

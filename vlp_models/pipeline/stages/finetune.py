@@ -27,6 +27,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         MissingToolError: `lora` without peft.
         CheckpointError: the start is damaged, or was made from other features or with another vocabulary.
     """
+    from vlp_models.data.shards import AUGMENTED
     from vlp_models.pipeline.training_job import TrainingJob
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import read_options
@@ -37,9 +38,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.finetune[key]
     with record_timing(workspace, f"finetune@{key}"):
         # generated captions are a file that the run depends on
-        augmented = None
+        generated = None
         if p.augment.captions:
-            augmented = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
+            generated = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
         options = read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
         job = TrainingJob(
             params,
@@ -47,15 +48,19 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             f"finetune/{key}",
             view=task_class(p.task).training_view(options),
             settings={"finetune": {key: to_plain(p)}},
-            files={"augment": augmented} if augmented else {},
-            modules=[TASKS[p.task], *(ADAPTERS.values() if p.adapters else ())],
+            files={"augment": generated} if generated else {},
+            modules=[
+                TASKS[p.task],
+                *(ADAPTERS.values() if p.adapters else ()),
+                *(AUGMENTED.values() if generated else ()),
+            ],
         )
-        job.run(partial(_build, augmented=augmented))
+        job.run(partial(_build, generated=generated))
 
 
-def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
+def _build(job: TrainingJob, *, generated: Path | None) -> Training:
     """Return the task's model with the weights of its start, including the head if task and labels are the same."""
-    from vlp_models.data.shards.dataset import read_generated
+    from vlp_models.data.shards import augmented
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_labels, read_weights
     from vlp_models.pipeline.prepared_data import load_start
@@ -89,6 +94,9 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
     if p.adapters:
         import_target(ADAPTERS["add"])(task_model, p.adapters, f"{where}.lora")
     check_texts_per_image(where, task, task_model.model, task_model.options, p.texts_per_image)
+    augment = None
+    if generated:
+        augment = partial(augmented, directory=generated, shards=job.data.shards, control=p.augment.control)
     return Training(
         model=task_model,
         checkpoint=task_model,
@@ -99,8 +107,7 @@ def _build(job: TrainingJob, *, augmented: Path | None) -> Training:
             collate=task_model.collate,
             captioned=task_model.needs_captions(task_model.options),
             texts_per_image=p.texts_per_image,
-            generated=read_generated(augmented, job.data.shards) if augmented else (),
-            control=p.augment.control,
+            augment=augment,
             **task_model.reader.flags,
         ),
         tags={"task": p.task, "run": job.name.partition("/")[2], "model": start.name},

@@ -15,7 +15,7 @@ from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_co
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import WITHDRAWN
-from vlp_models.data.shards import STREAMING
+from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import SECTIONS
 from vlp_models.models import FIGURES, OBJECTIVES
@@ -142,7 +142,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "prepare"): WITHDRAWN.values(),
         ("stages", "register"): SERVING_MODULES,
         ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
-        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values()],
+        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],
         ("stages", "report"): SECTIONS.values(),
         ("stages", "features"): REGION_SOURCES.values(),
         ("generators", "objects"): SCENE_FILES.values(),
