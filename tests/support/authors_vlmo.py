@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain_vlmo import random_state
+from public_vlmo import random_state
 from torch import Tensor
 
 from vlp_models.contrib.public_weights.vlmo import read_vlmo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def config_of(family: str, layers: int = LAYERS, **config: Any) -> dict[str, Any
 def write_bert(folder: Path, *, head: bool = False, pickled: bool = False, **changes: Any) -> BertModel:
     """Writes config.json, vocab.txt and weights, and returns the model (without its head), every weight random.
 
-    head: with the LM head; pickled: as pytorch_model.bin; changes: of the config.
+    head: with the LM head; pickled: as pytorch_model.bin with the names of early files; changes: of the config.
     """
     torch.manual_seed(0)
     settings = {
@@ -57,6 +58,8 @@ def write_bert(folder: Path, *, head: bool = False, pickled: bool = False, **cha
     bert.save_pretrained(folder)
     if pickled:
         (folder / "model.safetensors").unlink()
-        torch.save(bert.state_dict(), folder / "pytorch_model.bin")
+        renames = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        state = {re.sub(r"LayerNorm\.\w+$", lambda m: renames[m[0]], name): t for name, t in bert.state_dict().items()}
+        torch.save(state, folder / "pytorch_model.bin")
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY), encoding="utf-8")
     return bert.bert if head else bert

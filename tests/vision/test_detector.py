@@ -42,14 +42,8 @@ def test_detector_learns_eight_drawings(drawings: list[LabeledImage], trained: t
     assert result.losses["loss"] < first.losses["loss"] / 2
     scores = average_precision(detector.model, drawings, CLASSES, torch.device("cpu"), batch_size=4)
     assert scores["AP50"] > 80
-
-
-def test_average_precision_detects_wrong_classes(
-    drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]
-) -> None:
-    swapped = [dataclasses.replace(image, labels=3 - image.labels) for image in drawings]
-    scores = average_precision(trained[0].model, swapped, CLASSES, torch.device("cpu"), batch_size=4)
-    assert scores["AP50"] < 50
+    swapped = [dataclasses.replace(image, labels=3 - image.labels) for image in drawings]  # wrong classes
+    assert average_precision(detector.model, swapped, CLASSES, torch.device("cpu"), batch_size=4)["AP50"] < 50
 
 
 def test_same_seed_gives_same_weights(drawings: list[LabeledImage]) -> None:
@@ -215,8 +209,14 @@ def test_weights_of_another_architecture_are_refused_with_their_names(tmp_path: 
 def test_damaged_and_missing_detectors_are_refused(tmp_path: Path) -> None:
     save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
     weights = tmp_path / "detector.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-100])
     with pytest.raises(CheckpointError, match="damaged"):
+        load_detector(tmp_path)
+    content = bytearray(sound)
+    content[-100] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"detector\.safetensors: damaged: weights and config\.json do not match"):
         load_detector(tmp_path)
     save_no_detector(tmp_path, {})
     with pytest.raises(CheckpointError, match=r"detector\.source: none"):
@@ -233,28 +233,6 @@ def test_coco_weights_file_gets_coco_names(tmp_path: Path) -> None:
     assert (len(detector.classes), detector.classes[1], detector.config.feature_dim) == (91, "person", 1024)
     with pytest.raises(CheckpointError, match=r"missing: .*backbone\.blocks"):
         load_published(tmp_path / "coco.pth", "small", ["cat"])
-
-
-class Malicious:
-    def __reduce__(self) -> tuple:
-        return print, ("executed",)
-
-
-def test_malicious_pickle_is_not_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"weight": Malicious()}, tmp_path / "bad.pth")
-    with pytest.raises(CheckpointError, match="more than tensors"):
-        load_published(tmp_path / "bad.pth", "small", ["cat"])
-    assert "executed" not in capsys.readouterr().out
-
-
-def test_flipped_bit_in_the_weights_is_detected(tmp_path: Path) -> None:
-    save_detector(tmp_path, build_detector(CONFIG, 3), CONFIG, CLASSES, {})
-    file = tmp_path / "detector.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"detector\.safetensors: damaged"):
-        load_detector(tmp_path)
 
 
 def test_roi_align_equals_torchvisions_values_and_gradients() -> None:
@@ -278,11 +256,7 @@ def test_roi_align_equals_torchvisions_values_and_gradients() -> None:
     assert results[0][0].shape == results[1][0].shape == (49, 6, 5, 5)
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
-
-
-def test_roi_align_without_boxes() -> None:
-    pooled = SeparableRoIAlign(5, 2, stride=8)({"0": torch.rand(1, 6, 4, 4)}, [torch.zeros(0, 4)], [(32, 32)])
-    assert pooled.shape == (0, 6, 5, 5)
+    assert ours({"0": torch.rand(1, 6, 4, 4)}, [torch.zeros(0, 4)], [(32, 32)]).shape == (0, 6, 5, 5), "no box"
 
 
 @pytest.mark.parametrize("without", [None, 0, 1], ids=["both", "second half only", "first half only"])

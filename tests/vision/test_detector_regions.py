@@ -70,11 +70,6 @@ def test_number_of_threads_makes_no_difference(drawings: list[LabeledImage], tra
         assert np.array_equal(one.features, two.features)
 
 
-def test_extraction_is_deterministic(drawings: list[LabeledImage], trained: Trained) -> None:
-    for one, two in zip(extract(trained, drawings), extract(trained, drawings), strict=True):
-        assert np.array_equal(one.features, two.features)
-
-
 def test_content_probabilities_equals_the_heads_applied_to_roi_features(
     drawings: list[LabeledImage], trained: Trained
 ) -> None:

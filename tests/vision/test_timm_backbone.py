@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,25 +94,15 @@ def test_features_are_aligned_with_positions(tmp_path: Path) -> None:
     assert max(moved, key=lambda box: moved[box]) == pytest.approx((0.8, 0.8, 1, 1))
 
 
-def test_another_level_besides_the_last_map(tmp_path: Path) -> None:
-    alone, both = build_backbone(tmp_path), build_backbone(tmp_path, levels=[2])
-    assert both.model.config.feature_dim == 256 + 32
-    side = alone.model.config.side
-    pixels = torch.randn(1, 3, side, side)
-    with torch.inference_mode():
-        coarse, _, _ = alone.model(pixels, 1000)
-        fine, _, grid = both.model(pixels, 1000)
-        level = network().forward_intermediates(pixels, indices=[2], intermediates_only=True)[0]
-    assert grid == (20, 20), "the grid is that of the finest map"
-    torch.testing.assert_close(fine[:, :32].T.unflatten(1, grid), level[0])
-    torch.testing.assert_close(fine[0, 32:], coarse[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(fine[-1, 32:], coarse[-1], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "levels"),
-    [(SMALL, [3, 1]), ("test_resnet", [1, 2]), ("test_convnext", [1, 3]), ("test_vit", [4, 1])],
+    [
+        (SMALL, [3, 1]),
+        *(
+            pytest.param(model, levels, marks=pytest.mark.slow)
+            for model, levels in (("test_resnet", [1, 2]), ("test_convnext", [1, 3]), ("test_vit", [4, 1]))
+        ),
+    ],
 )
 def test_levels_are_aligned_in_the_finest_grid(tmp_path: Path, model: str, levels: list[int]) -> None:
     """Against timm's own maps, in timm's order; coarser maps are repeated. A ViT's levels all have the same grid."""
@@ -217,24 +206,10 @@ def test_number_of_classes_comes_from_the_weights(tmp_path: Path) -> None:
     assert (headless.classes, regions.class_probs.shape, regions.scores.min()) == ((), (16, 0), 1)
 
 
-WAY_OUT = r"(download it again, or )?name a file with the model's state_dict\(\)"
-
-
-class Malicious:
-    def __reduce__(self) -> tuple:
-        return print, ("executed",)
-
-
 @pytest.fixture(scope="module")
 def weights_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write weights of four networks, and files that are none."""
+    """Write weights of four networks, and blocks of an EfficientNet by its first port's names."""
     directory = tmp_path_factory.mktemp("weights")
-    torch.save({"weight": Malicious()}, directory / "code.pth")
-    torch.save([torch.zeros(1)], directory / "list.pth")
-    torch.save({"weight": torch.eye(2).to_sparse()}, directory / "sparse.pth")
-    files = {"empty.pth": b"", "dot.pt": b".", "text.bin": b"hello", "plain.pth": pickle.dumps({"a": 1})}
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
     blocks = {f"_blocks.{n}._project_conv.weight": torch.zeros(1) for n in range(2)}
     torch.save({"_conv_stem.weight": torch.zeros(1), **blocks}, directory / "lite.pth")
     write_weights(directory / "resnet.pth", "test_resnet")
@@ -249,13 +224,6 @@ def weights_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("changes", "error", "text"),
     [
         ({"weights": "absent.pth"}, CheckpointError, r"absent\.pth: no such file"),
-        ({"weights": "code.pth"}, CheckpointError, r"code\.pth: holds more than tensors"),
-        ({"weights": "list.pth"}, CheckpointError, r"list\.pth: not a state dict"),
-        ({"weights": "sparse.pth"}, CheckpointError, r"sparse\.pth: not a state dict .*dense tensors"),
-        ({"weights": "empty.pth"}, CheckpointError, rf"empty\.pth: the file is empty; {WAY_OUT}"),
-        ({"weights": "dot.pt"}, CheckpointError, rf"dot\.pt: damaged, .*\(starts with b'\.'; .*; {WAY_OUT}"),
-        ({"weights": "text.bin"}, CheckpointError, rf"text\.bin: damaged, .*\(starts with b'hello'; .*; {WAY_OUT}"),
-        ({"weights": "plain.pth"}, CheckpointError, rf"plain\.pth: damaged, or not a weights file .*; {WAY_OUT}"),
         (
             {"weights": "resnet.pth"},
             CheckpointError,
@@ -292,12 +260,11 @@ def weights_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_invalid_params_and_weights_are_refused(
-    weights_files: Path, changes: dict, error: type[VLPError], text: str, capsys: Any
+    weights_files: Path, changes: dict, error: type[VLPError], text: str
 ) -> None:
     p = TimmParams(**{"model": SMALL, "weights": "own.pth"} | changes)
     with pytest.raises(error, match=text):
         make_backbone(p, weights_files)
-    assert "executed" not in capsys.readouterr().out
 
 
 def test_missing_package_names_its_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:

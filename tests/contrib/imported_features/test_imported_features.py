@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.imported_features import npz, tsv
+from vlp_models.contrib.imported_features.npz import open_npz
 from vlp_models.contrib.imported_features.source import ImportedSource
+from vlp_models.contrib.imported_features.tsv import open_tsv
 from vlp_models.errors import DataError
 from vlp_models.params import FeaturesParams
 from vlp_models.vision.region_source import SourceRequest
@@ -48,19 +50,12 @@ def image(image_id: str, path: str = "x.jpg") -> dict[str, str]:
     return {"image_id": image_id, "path": path}
 
 
-def request(source: str, path: Path, max_regions: int, order: str) -> SourceRequest:
-    params = FeaturesParams(
-        source=source, content="roi", path=str(path), max_regions=max_regions, min_score=0.0, order=order
-    )
-    return SourceRequest(params=params, workspace=Workspace(path.parent))
-
-
-def open_tsv(path: Path, max_regions: int = 9, order: str = "file") -> ImportedSource:
-    return tsv.open_tsv(request("tsv", path, max_regions, order))
-
-
-def open_npz(path: Path, max_regions: int = 9, order: str = "file") -> ImportedSource:
-    return npz.open_npz(request("npz", path, max_regions, order))
+def open_files(path: Path, max_regions: int = 9, order: Literal["file", "score"] = "file") -> ImportedSource:
+    """Open a directory of .npz files, or TSV files."""
+    options = {"max_regions": max_regions, "min_score": 0.0, "order": order}
+    is_npz = path.is_dir() and any(path.glob("*.npz"))
+    params = FeaturesParams(source="npz" if is_npz else "tsv", content="roi", path=str(path), **options)
+    return (open_npz if is_npz else open_tsv)(SourceRequest(params=params, workspace=Workspace(path.parent)))
 
 
 def read(source: ImportedSource, *images: dict[str, str]) -> tuple[list, list]:
@@ -68,7 +63,7 @@ def read(source: ImportedSource, *images: dict[str, str]) -> tuple[list, list]:
 
 
 def test_bottom_up_rows_keep_their_order_and_have_no_classes(tmp_path: Path) -> None:
-    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("9"), bottom_up("17")), max_regions=2)
+    source = open_files(write(tmp_path / "a.tsv", bottom_up("9"), bottom_up("17")), max_regions=2)
     (regions,), notes = read(source, image("coco/17"))
     assert (source.feature_dim, source.classes, notes) == (6, (), [])
     np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
@@ -78,31 +73,25 @@ def test_bottom_up_rows_keep_their_order_and_have_no_classes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
-def test_rows_with_classes_can_be_sorted_by_confidence(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(("order", "rows"), [("score", BY_CONFIDENCE), ("file", [0, 1, 2])])
+def test_rows_with_classes_in_the_files_order_or_by_confidence(
+    tmp_path: Path, layout: str, order: Literal["file", "score"], rows: list[int]
+) -> None:
     name = "COCO_val2014_000000000017"
     row = lxmert(name) if layout == "lxmert" else [*bottom_up(name), b64(PROBS)]
-    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=36, order="score")
+    source = open_files(write(tmp_path / "a.tsv", row), max_regions=2, order=order)
     (regions,), _ = read(source, image("coco/17", f"val2014/{name}.jpg"))  # matched by the file's stem
     assert len(source.classes) == 1601
-    np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE].astype(np.float16))
-    np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE], atol=1e-6)
-    np.testing.assert_allclose(regions.scores, [0.9, 0.6, 0.3], atol=1e-6)
-    np.testing.assert_allclose(regions.class_probs, PROBS[BY_CONFIDENCE].astype(np.float16))
-
-
-@pytest.mark.parametrize("layout", ["lxmert", "with probabilities"])
-def test_first_rows_are_kept_in_file_order_by_default(tmp_path: Path, layout: str) -> None:
-    row = lxmert("17") if layout == "lxmert" else [*bottom_up("17"), b64(PROBS)]
-    source = open_tsv(write(tmp_path / "a.tsv", row), max_regions=2)
-    (regions,), _ = read(source, image("coco/17"))
-    np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
-    np.testing.assert_allclose(regions.scores, [0.3, 0.9], atol=1e-6)
+    np.testing.assert_array_equal(regions.features, FEATURES[rows[:2]].astype(np.float16))
+    np.testing.assert_allclose(regions.boxes, FRACTIONS[rows[:2]], atol=1e-6)
+    np.testing.assert_allclose(regions.scores, PROBS[rows[:2]].max(1), atol=1e-6)
+    np.testing.assert_allclose(regions.class_probs, PROBS[rows[:2]].astype(np.float16))
 
 
 def test_directory_of_tsv_parts(tmp_path: Path) -> None:
     write(tmp_path / "karpathy_train.tsv.0", bottom_up("1"))
     write(tmp_path / "karpathy_train.tsv.1", bottom_up("2"))
-    found, notes = read(open_tsv(tmp_path), image("c/2"), image("c/1"))
+    found, notes = read(open_files(tmp_path), image("c/2"), image("c/1"))
     assert ([len(regions) for regions in found], notes) == ([3, 3], [])
 
 
@@ -129,7 +118,7 @@ def damaged() -> dict[str, list[str]]:
     ],
 )
 def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, reason: str) -> None:
-    source = open_tsv(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]))
+    source = open_files(write(tmp_path / "a.tsv", bottom_up("1"), damaged()[name]))
     (good, bad, absent), notes = read(source, image("c/1"), image(f"c/{name}"), image("c/none"))
     assert [len(good), len(bad), len(absent)] == [3, 0, 0]
     assert [(row["row_id"], row["rule"]) for row in notes] == [
@@ -142,16 +131,16 @@ def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, rea
 
 def test_file_without_readable_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no readable record.*broken base64"):
-        open_tsv(write(tmp_path / "a.tsv", damaged()["base64"]))
+        open_files(write(tmp_path / "a.tsv", damaged()["base64"]))
     with pytest.raises(DataError, match="no TSV"):
-        open_tsv(tmp_path / "missing.tsv")
+        open_files(tmp_path / "missing.tsv")
     packed = tmp_path / "a.tsv.gz"
     packed.write_bytes(gzip.compress((tmp_path / "a.tsv").read_bytes()))
     with pytest.raises(DataError, match=r"a\.tsv\.gz: compressed with gzip, not text; unpack it"):
-        open_tsv(packed)
+        open_files(packed)
     (tmp_path / "b.tsv").write_bytes(b"caf\xc3\xa9\tb\n")
     with pytest.raises(DataError, match=r"b\.tsv:1: byte 4 of the line is not ASCII"):
-        open_tsv(tmp_path / "b.tsv")
+        open_files(tmp_path / "b.tsv")
 
 
 def save_npz(path: Path, **changes: np.ndarray) -> None:
@@ -163,9 +152,9 @@ def test_npz_directory(tmp_path: Path) -> None:
     save_npz(tmp_path / "17.npz")
     save_npz(tmp_path / "18.npz", features=np.array([object()] * 3))  # a pickle
     (tmp_path / "19.npz").write_bytes(b"PK\x03\x04 cut short")
-    (regions, *_), _ = read(open_npz(tmp_path, max_regions=2), image("coco/17"))
+    (regions, *_), _ = read(open_files(tmp_path, max_regions=2), image("coco/17"))
     np.testing.assert_array_equal(regions.features, FEATURES[:2].astype(np.float16))
-    source = open_npz(tmp_path, max_regions=2, order="score")
+    source = open_files(tmp_path, max_regions=2, order="score")
     (regions, *bad), notes = read(source, image("coco/17"), image("coco/18"), image("coco/19"), image("c/../../17"))
     np.testing.assert_array_equal(regions.features, FEATURES[BY_CONFIDENCE[:2]].astype(np.float16))
     np.testing.assert_allclose(regions.boxes, FRACTIONS[BY_CONFIDENCE[:2]], atol=1e-6)
@@ -180,7 +169,7 @@ def test_record_matching_two_images_is_refused(tmp_path: Path) -> None:
 
     save_npz(tmp_path / "1.npz")
     save_npz(tmp_path / "2.npz")
-    source = open_npz(tmp_path, max_regions=2)
+    source = open_files(tmp_path, max_regions=2)
     source.check_images(
         [row("flickr8k/1", "a/1.jpg", "aa"), row("snli_ve/1", "a/1.jpg", "aa"), row("p/2", "2.jpg", "cc")]
     )
@@ -191,7 +180,7 @@ def test_record_matching_two_images_is_refused(tmp_path: Path) -> None:
 
 def test_id_depends_on_the_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", bottom_up("1"))
-    before = open_tsv(path).detector_id
-    assert before == open_tsv(path).detector_id
+    before = open_files(path).detector_id
+    assert before == open_files(path).detector_id
     assert before.startswith("import-")
-    assert open_tsv(write(path, bottom_up("1"), bottom_up("2"))).detector_id != before
+    assert open_files(write(path, bottom_up("1"), bottom_up("2"))).detector_id != before

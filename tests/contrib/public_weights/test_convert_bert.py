@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,31 +221,10 @@ def test_trimmed_vocabulary_gets_the_rows_of_its_tokens(tmp_path: Path) -> None:
             assert torch.equal(taken[head], words)
 
 
-class Hostile:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("executed"),)
-
-
 def _config(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-    return change
-
-
-def _pickle(value: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        torch.save(value, folder / "pytorch_model.bin")
-
-    return change
-
-
-def _bytes(content: bytes) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        (folder / "pytorch_model.bin").write_bytes(content)
 
     return change
 
@@ -274,27 +252,18 @@ def _renamed(folder: Path) -> None:
         (_config(hidden_size=24), "hidden 16, BERT's hidden_size 24.*set its config to BERT's"),
         (_config(num_hidden_layers=2), "sentence_layers 3, BERT's num_hidden_layers 2, which is less"),
         (_renamed, "not a BERT of these sizes:\n.*missing: encoder.layer.0"),
-        (_pickle([torch.zeros(2)]), r"pytorch_model\.bin: not a state dict"),
-        (_pickle({"a": Hostile()}), "holds more than tensors"),
-        (_bytes(b""), r"pytorch_model\.bin: the file is empty"),
-        (_bytes(b"."), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'\.'"),
-        (_bytes(b"hello"), r"pytorch_model\.bin: damaged, or not a weights file \(starts with b'hello'"),
-        (_bytes(pickle.dumps({"a": 1})), r"pytorch_model\.bin: damaged, or not a weights file"),
         (lambda folder: (folder / "vocab.txt").unlink(), r"contains neither vocab\.txt nor .*tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"neither model\.safetensors nor pytorch_model\.bin"),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json: cannot be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"hello"), "damaged, or not a weights file"),
     ],
 )
 def test_anything_but_a_bert_of_the_models_sizes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], message: str
+    tmp_path: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     write_bert(tmp_path / "bert")
     damage(tmp_path / "bert")
     with pytest.raises((CheckpointError, DataError), match=message):
         read_bert(tmp_path / "bert", asked_for("tden"))
-    assert not Path("executed").exists()
 
 
 def test_missing_words_and_families_without_bert_are_refused(tmp_path: Path) -> None:

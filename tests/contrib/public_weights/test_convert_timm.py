@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.public_weights.import_checkpoint import import_checkpoint
 from vlp_models.contrib.public_weights.timm import read_timm
 from vlp_models.contrib.public_weights.vlmo_images import convert_vit, renormalize_patches
 from vlp_models.data.batch import Pixels
@@ -143,12 +144,18 @@ def test_normalization_belongs_to_the_named_weights(tmp_path: Path, monkeypatch:
     assert imported.config["mean"] == [0.5, 0.5, 0.5]
 
 
-def test_import_checkpoint(tmp_path: Path) -> None:
+def test_import_checkpoint_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights file; for `--format bert` a package is a folder instead."""
     params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
+    info, package = tmp_path / "site" / "toy_vit-1.0.dist-info", tmp_path / "site" / "toy_vit"
+    info.mkdir(parents=True)
+    package.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-vit\nVersion: 1.0\n")
+    (info / "RECORD").write_text("toy_vit/vit.pth,,\n")
     net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
-    torch.save(net.state_dict(), tmp_path / "vit.pth")
-    importing = pytest.importorskip("vlp_models.contrib.public_weights.import_checkpoint")
-    lines = importing.import_checkpoint("timm", tmp_path / "vit.pth", "vlmo", params, workspace)
+    torch.save(net.state_dict(), package / "vit.pth")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    lines = import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
     assert "ViT weights in blocks, image_embedding, norm" in lines[0]
     weights = load_file(workspace.checkpoint("imported/vlmo") / "model.safetensors")
     assert torch.equal(weights["model.blocks.1.attention.qkv.weight"], net.state_dict()["blocks.1.attn.qkv.weight"])
@@ -204,22 +211,6 @@ def test_invalid_sources_are_refused_early(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch, pytest.raises(MissingToolError, match=r"image_init` needs .*public_weights"):
         patch.delitem(WEIGHTS, "image_init")  # as without the folder
         check_runs(replace(params, models={"m": replace(params.models["vlmo"], image_init="vit.pth")}))
-
-
-def test_weights_file_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `--format bert` a package is a folder instead."""
-    params, workspace = write_workspace(tmp_path), Workspace(tmp_path)
-    info = tmp_path / "site" / "toy_vit-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-vit\nVersion: 1.0\n")
-    (info / "RECORD").write_text("toy_vit/vit.pth,,\n")
-    (tmp_path / "site" / "toy_vit").mkdir()
-    net = network("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
-    torch.save(net.state_dict(), tmp_path / "site" / "toy_vit" / "vit.pth")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    importing = pytest.importorskip("vlp_models.contrib.public_weights.import_checkpoint")
-    lines = importing.import_checkpoint("timm", Path("package:toy-vit"), "vlmo", params, workspace)
-    assert "ViT weights in blocks, image_embedding, norm" in lines[0]
 
 
 @pytest.mark.extras

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_unified_vlp import FACTS, MASK, SEP, scored, tiny_unified_vlp
+from tiny_unified_vlp import FACTS, MASK, SEP, tiny_unified_vlp
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
@@ -97,8 +97,6 @@ def test_stack_equals_bert(tmp_path, make_batch, types, objective):
 
 def test_bert_of_other_sizes_is_refused():
     theirs, ours = bert(), tiny_unified_vlp()
-    with pytest.raises(CheckpointError, match="layers 2, BERT's num_hidden_layers 1, which is less"):
-        convert_bert({}, {**theirs.config.to_dict(), "num_hidden_layers": 1}, ours.config)
     with pytest.raises(CheckpointError, match="token types 2 or 6, BERT's type_vocab_size 3"):
         convert_bert({}, {**theirs.config.to_dict(), "type_vocab_size": 3}, ours.config)
     state = dict(theirs.state_dict())
@@ -150,35 +148,6 @@ def public_layout(model: UnifiedVLP, answers: int = 0, smoothing: bool = False) 
     if smoothing:
         state["crit_mask_lm_smoothed.one_hot"] = torch.ones(1, model.config.vocab_size)
     return state
-
-
-@pytest.mark.parametrize("answers", [0, 7])
-def test_authors_checkpoint_gives_the_same_outputs(tmp_path, make_batch, answers):
-    own, batch = tiny_unified_vlp(compat_reference=True, region_slots=20), scored(make_batch())
-    state = public_layout(own, answers, smoothing=not answers)
-    file = tmp_path / "model.30.bin"
-    torch.save(state, file, _use_new_zipfile_serialization=False)  # as torch 1.1 did
-    imported = convert_unified_vlp(read_state_dict(file), heads=2)
-    assert imported.task == ("vqa" if answers else None) and imported.family == "unified_vlp"
-    assert imported.config["region_slots"] == 100 and imported.config["compat_reference"]
-    torch.manual_seed(5)
-    config = {**imported.config, "region_slots": 20}  # the tiny model has no room for a hundred
-    again = build_model("unified_vlp", config, FACTS).double().eval()
-    result = again.load_state_dict(imported.weights, strict=False)
-    assert not result.unexpected_keys
-    assert result.missing_keys == ([] if answers else ["fusion.weight", "fusion.bias"])
-    own = own.float().double()
-    with torch.no_grad():
-        pairs = [
-            (m.generation_logits(batch.image, batch.text), m.fuse(batch.image, batch.text).text_BTD)
-            for m in (own, again)
-        ]
-    for mine, theirs in zip(*pairs, strict=True):
-        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-12)
-    if answers:
-        assert torch.equal(imported.head["weight"], state["ans_classifier.2.weight"])
-        pooled = (m.fuse(batch.image, batch.text).pooled_BP for m in (own, again))
-        torch.testing.assert_close(*pooled, rtol=0, atol=1e-12)
 
 
 def test_every_weight_is_needed():

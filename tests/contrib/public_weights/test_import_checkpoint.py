@@ -197,17 +197,14 @@ def test_bert_fills_the_text_side(root: Path) -> None:
     apply_overlay(root / "params.yaml", root / "checkpoints" / "imported" / "tden" / "preset.yaml", [])
     assert load_params("params.yaml").models["tden"].init == "checkpoints/imported/tden"
 
-    assert "left out: pooler" in output and "embedding_norm_eps is 1e-05" in text_of(root / "checkpoints/imported/tden")
+    notes = (root / "checkpoints" / "imported" / "tden" / "preset.yaml").read_text()
+    assert "left out: pooler" in output and "embedding_norm_eps is 1e-05" in notes
 
     shutil.rmtree(root / "checkpoints" / "imported" / "tden")
     lines = (root / "bert" / "vocab.txt").read_text().splitlines()
     (root / "bert" / "vocab.txt").write_text("\n".join([*lines[:-1], "other"]) + "\n")
     with pytest.raises(CheckpointError, match=r"tokenizer\.source: vocab"):
         call("bert", "--format", "bert", "--name", "tden")
-
-
-def text_of(directory: Path) -> str:
-    return (directory / "preset.yaml").read_text()
 
 
 def test_missing_inputs_are_named(root: Path, tmp_path: Path) -> None:

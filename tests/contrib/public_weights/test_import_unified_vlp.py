@@ -1,4 +1,4 @@
-"""`vlp import-checkpoint` of the public Unified VLP layout, and of BERT's for a Unified VLP."""
+"""`vlp import-checkpoint` of the public Unified VLP layout."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 import torch
 import yaml
 from model_checks import load_model
-from safetensors.torch import save_file
 from test_convert_unified_vlp import public_layout
 from toy_dataset import CLASSES, FEATURE_DIM, write_workspace
 from toy_unified_vlp import SIZES
-from transformers import BertConfig, BertForPreTraining
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
@@ -29,7 +27,7 @@ OWN = {**SIZES, "region_slots": 100, "max_positions": 128, "compat_reference": T
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_workspace(tmp_path, models={"mine": {"family": "unified_vlp", "config": {**SIZES, "max_positions": 64}}})
+    write_workspace(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -97,35 +95,3 @@ def test_captioner_needs_its_task(root: Path) -> None:
     call(*ask, "--max-text-len", "12", "--max-regions", "4")
     task = load_task_model(root / "checkpoints" / "imported" / "c")
     assert task.task == "captioning" and "finished captions set aside" in task.search
-
-
-def test_bert_fills_the_stack(root: Path) -> None:
-    (root / "bert").mkdir()
-    vocabulary = (root / "data" / "tokenizer" / "vocab.txt").read_text()
-    config = BertConfig(
-        vocab_size=len(vocabulary.splitlines()),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-    )
-    bert = BertForPreTraining(config)
-    (root / "bert" / "config.json").write_text(json.dumps(config.to_dict()))
-    (root / "bert" / "vocab.txt").write_text(vocabulary)
-    state = {name: tensor.clone() for name, tensor in bert.state_dict().items()}
-    save_file(state, root / "bert" / "model.safetensors")
-    output = call("bert", "--format", "bert", "--name", "mine")
-    assert "BERT weights in stack, text_embedding, word_head" in output
-    assert "randomly initialized (seed 1): fusion, region_embedding" in output
-    loaded, _, _ = load_model(root / "checkpoints" / "imported" / "mine")
-    words = bert.state_dict()["bert.embeddings.word_embeddings.weight"]
-    assert torch.equal(loaded.state_dict()["text_embedding.words.weight"], words)
-    types = bert.state_dict()["bert.embeddings.token_type_embeddings.weight"]
-    assert torch.equal(loaded.state_dict()["text_embedding.types.weight"], types[[0, 1, 0, 1]])
-
-
-def test_another_layout_is_refused_with_what_differs(root: Path) -> None:
-    torch.save({"token_embed.embeddings.weight": torch.zeros(3, 16)}, root / "other.bin")
-    with pytest.raises(CheckpointError, match="not a checkpoint of the authors' Unified VLP code"):
-        call("other.bin", "--format", "unified-vlp", "--name", "x")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pixel_toys import write_workspace
-from plain_vlmo import random_state
+from public_vlmo import random_state
 from safetensors.torch import load_file
 
 from vlp_models.cli.presets import apply_overlay

@@ -11,27 +11,13 @@ import timm
 import torch
 from public_soho import bert_layout, public_layout
 from safetensors.torch import save_file
-from soho_toys import FACTS, PUBLIC, VOCAB, batch_of, build, losses
+from soho_toys import FACTS, PUBLIC, TINY, VOCAB, build
 
-from vlp_models.contrib.public_weights.soho import convert_backbone, convert_bert, convert_soho, read_parts, read_soho
+from vlp_models.contrib.public_weights.soho import convert_backbone, convert_bert, convert_soho, read_parts
 from vlp_models.errors import CheckpointError
-from vlp_models.models import build_model
 from vlp_models.models.convert.mapping import ImportRequest
 
 WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
-ASKED = ImportRequest(facts=FACTS, config={}, heads=2)
-OWN = (
-    "vocab_size",
-    "fusion_dropout",
-    "height",
-    "width",
-    "longer",
-    "shorter",
-    "pool",
-    "init_std",
-    "dropout",
-    "attention_dropout",
-)
 
 
 def randomized(**config):
@@ -46,62 +32,12 @@ def randomized(**config):
     return model
 
 
-def rebuilt(imported, model):
-    """Return a model with the imported weights, and the names that the file does not contain."""
-    config = {name: getattr(model.config, name) for name in OWN if name != "vocab_size"}
-    made = build_model("soho", {**{k: v for k, v in imported.config.items() if k != "vocab_size"}, **config}, FACTS)
-    left = made.load_state_dict(dict(imported.weights), strict=False)
-    assert not left.unexpected_keys
-    return made.eval(), left.missing_keys
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_pretraining_checkpoint_round_trip(tmp_path: Path, prefix: str) -> None:
-    model = randomized(**WHOLE)
-    layout = {prefix + name: tensor for name, tensor in public_layout(model).items()}
-    torch.save({"meta": {"epoch": 40}, "state_dict": layout, "optimizer": {}, "amp": {}}, tmp_path / "soho.pth")
-    imported = read_soho(tmp_path / "soho.pth", ASKED)
-    assert imported.config["backbone"] == "resnet18" and imported.task is None
-    assert imported.config["square_mask"] and imported.config["dictionary_size"] == 7
-    made, missing = rebuilt(imported, model)
-    assert missing == ["dictionary.idle"]
-    assert made.config == model.config
-    batch = batch_of(3)
-    batch = dataclasses.replace(
-        batch, image=dataclasses.replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.float())
-    )
-    for train in (False, True):
-        found, wanted = (losses(m.train(train), batch) for m in (made, model))
-        assert {name: loss.mean.item() for name, loss in found.items()} == {n: w.mean.item() for n, w in wanted.items()}
-
-
-def test_vqa_checkpoint_has_its_layer_and_classifier() -> None:
-    config = {"pool_first": True, "square_mask": True, "tight_canvas": True, "plain_heads": True}
-    config |= {"dictionary_size": 0, "fusion_hidden": 24}
-    model = randomized(**{**WHOLE, **dict.fromkeys(PUBLIC, None), **config} | _plain())
-    imported = convert_soho(public_layout(model), heads=2)
-    assert imported.task == "vqa" and imported.head["weight"].shape == (7, 24) and not imported.reads_regions
-    made, missing = rebuilt(imported, model)
-    assert set(missing) == {"hidden_cell", "match_head.weight"}
-    batch = batch_of(2)
-    image = dataclasses.replace(batch.image, pixels_B3HW=batch.image.pixels_B3HW.float())
-    found, wanted = (m.eval().fuse(image, batch.text).pooled_BP for m in (made, model))
-    assert torch.equal(found, wanted) and found.shape == (2, 24) and (found >= 0).all()
-
-
-def _plain() -> dict:
-    return {
-        "gate": False,
-        "padding_in_dictionary": False,
-        "code_scores": "classifier",
-        "masked_code": "of_each_pair",
-        "masked_pairs": "matched",
-        "dictionary_update": "paper",
-    }
-
-
 def test_unexpected_layout_is_reported_by_name() -> None:
-    layout = public_layout(randomized(**WHOLE))
+    model = randomized(**WHOLE)
+    layout = public_layout(model)
+    imported = convert_soho(layout, heads=2)
+    assert imported.task is None and not imported.reads_regions
+    assert imported.config == {key: getattr(model.config, key) for key in imported.config}
     with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as error:
         convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=2)
     assert "1 unexpected: neck.new" in str(error.value)
@@ -136,21 +72,13 @@ def test_timm_or_torchvision_resnet_becomes_the_cnn(tmp_path: Path) -> None:
     torch.testing.assert_close(model.backbone(image), wanted)
     with pytest.raises(CheckpointError, match="not a resnet18"):
         convert_backbone(torchvision.models.resnet50(weights=None).state_dict(), config)
-    asked = ImportRequest(
-        facts=FACTS, family="soho", config={**_settings(), "backbone_stage": 3, "backbone_options": {}}
-    )
+    asked = ImportRequest(facts=FACTS, family="soho", config={**TINY, "backbone_stage": 3, "backbone_options": {}})
     save_file(theirs.state_dict(), tmp_path / "resnet18.safetensors")
     assert read_parts(tmp_path / "resnet18.safetensors", asked).origin == "a CNN's"
     with pytest.raises(CheckpointError, match="`--name` must be a model of family"):
         read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config=asked.config, family="vlmo"))
     with pytest.raises(CheckpointError, match="not a resnet101"):  # a model that leaves its config to the defaults
         read_parts(tmp_path / "resnet18.safetensors", ImportRequest(facts=FACTS, config={}, family="soho"))
-
-
-def _settings() -> dict:
-    from soho_toys import TINY
-
-    return dict(TINY)
 
 
 def test_berts_first_layers_become_the_transformer_next_to_a_cnn(tmp_path: Path) -> None:
@@ -178,9 +106,9 @@ def test_berts_first_layers_become_the_transformer_next_to_a_cnn(tmp_path: Path)
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     (tmp_path / "config.json").write_text(json.dumps(bert))
     save_file({name: tensor.contiguous() for name, tensor in layout.items()}, tmp_path / "model.safetensors")
-    cnn = timm.create_model("resnet18", pretrained=False, **_settings()["backbone_options"]).state_dict()
+    cnn = timm.create_model("resnet18", pretrained=False, **TINY["backbone_options"]).state_dict()
     save_file(cnn, tmp_path / "backbone.safetensors")
-    asked = ImportRequest(facts=FACTS, family="soho", config=_settings(), vocabulary=tuple(vocabulary))
+    asked = ImportRequest(facts=FACTS, family="soho", config=TINY, vocabulary=tuple(vocabulary))
     imported = read_parts(tmp_path, asked)
     assert imported.origin == "a CNN's and BERT's"
     left = shallow.load_state_dict(dict(imported.weights), strict=False)

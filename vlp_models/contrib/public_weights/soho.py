@@ -65,9 +65,6 @@ def convert_soho(state: Mapping[str, Tensor], *, heads: int = 0) -> ImportedMode
         CheckpointError: another layout (lists what is missing, unexpected or misshapen), or the word embeddings differ
             from the matrix that is tied to them.
     """
-    # Weights saved from DistributedDataParallel have this prefix on every name.
-    if next(iter(state), "").startswith("module."):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     # The hidden size and the feed-forward width are set below, once they are known from the tensors.
     mapping = BertMapping(state, 0, 0)
     size, bert = mapping.size, "language.bert"
