@@ -57,9 +57,7 @@ def test_captioned_images_of_the_dataset_nearest_first(shards: Path) -> None:
     found = NearestTrainImages(shards, "s").find("test", ["s/x", "s/y"])
     assert found == {"s/x": ["s/b", "s/a", "s/c", "s/empty"], "s/y": ["s/c", "s/b", "s/a", "s/empty"]}
     assert NearestTrainImages(shards, "s").find("test", ["s/y"], count=2) == {"s/y": ["s/c", "s/b"]}
-
-
-def test_training_image_is_not_its_own_neighbor(shards: Path) -> None:
+    # a training image is not its own neighbor
     assert NearestTrainImages(shards, "s").find("train", ["s/c"], count=3) == {"s/c": ["s/b", "s/a", "s/empty"]}
 
 

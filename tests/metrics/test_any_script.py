@@ -119,11 +119,8 @@ def test_stray_signs_of_no_width_are_no_words() -> None:
     assert ptb_like("❤️ ❤ 1️⃣") == "❤ ❤ 1⃣"
 
 
-def test_sentences_that_differ_in_vowel_signs_are_not_equal() -> None:
+def test_sentences_that_differ_in_vowel_signs_are_not_equal_and_marks_are_joined() -> None:
     assert compare_sentences(["यह कि है"], ["यह की है"]) != ["equal"]
     assert compare_sentences(["यह कि है"], ["यह कि है"]) == ["equal"]
-
-
-def test_words_that_end_in_a_mark_are_joined() -> None:
     assert _join(["कुत्ते", "-", "बिल्ली"]) == "कुत्ते-बिल्ली"
     assert _join(["cafe\u0301", "'", "s"]) == "cafe\u0301's"

@@ -41,12 +41,7 @@ def test_resampling_items_instead_of_groups_is_too_narrow() -> None:
     low, high = interval(evidence, resamples=1000, seed=0)  # type: ignore[misc]
     narrow_low, narrow_high = interval(by_item, resamples=1000, seed=0)  # type: ignore[misc]
     assert (high - low) > 2 * (narrow_high - narrow_low)
-
-
-def test_interval_depends_only_on_its_seed() -> None:
-    evidence = draw(np.random.default_rng(1), 50, 0.6)
-    assert interval(evidence, resamples=100, seed=3) == interval(evidence, resamples=100, seed=3)
-    assert interval(evidence, resamples=100, seed=3) != interval(evidence, resamples=100, seed=4)
+    assert interval(evidence, resamples=1000, seed=0) == (low, high) != interval(evidence, resamples=1000, seed=1)
 
 
 def test_groups_keep_their_names_whatever_their_length() -> None:

@@ -104,7 +104,7 @@ def test_tau_of_many_observations_equals_scipy(variant: str) -> None:
     assert pairs.tau(np.ones((1, 100)), variant)[0] == pytest.approx(expected, abs=1e-9)
 
 
-def test_expert_file_is_read_one_observation_per_rating(tmp_path: Path) -> None:
+def test_files_of_judgments_are_read(tmp_path: Path) -> None:
     captions = read_captions(write(tmp_path, "token.txt", TOKENS))
     found = read_expert(write(tmp_path, "expert.txt", EXPERT), captions)
     assert found.images == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
@@ -114,12 +114,9 @@ def test_expert_file_is_read_one_observation_per_rating(tmp_path: Path) -> None:
     assert found.references["a"] == ["A dog runs .", "A brown dog is running ."]
     assert found.references["c"] == ["A man climbs a rock ."], "listed as c.jpg.1"
 
-
-def test_crowd_file_keeps_a_judged_reference_as_candidate_only(tmp_path: Path) -> None:
-    captions = read_captions(write(tmp_path, "token.txt", TOKENS))
     found = read_crowd(write(tmp_path, "crowd.txt", CROWD), captions)
     assert found.ratings_N.tolist() == [0, 1, 1 / 3]
-    assert found.candidates[1] == "A brown dog is running ."
+    assert found.candidates[1] == "A brown dog is running .", "a judged reference is a candidate only"
     assert found.references == {"a": ["A dog runs ."], "b": ["Two girls sit on a bench .", "Girls on a bench ."]}
 
 
