@@ -20,7 +20,7 @@ from vlp_models.contrib.public_weights.timm import read_timm
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import collate_pixels
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert import ImportRequest
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, OptimizerParams, TimmParams, to_plain

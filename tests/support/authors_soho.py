@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vlp_models.data.batch import Batch, Pixels, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import ImportedModel
+from vlp_models.models.convert import ImportedModel
 from vlp_models.models.soho import variants as public
 from vlp_models.models.soho.pairs import Pairs
 from vlp_models.objectives.loss import soft_label_answers

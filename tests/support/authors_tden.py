@@ -58,7 +58,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.retrieval import rank, score_ranks
 from vlp_models.models import build_model
-from vlp_models.models.convert.mapping import ImportedModel
+from vlp_models.models.convert import ImportedModel
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.layers.attention import causal_mask, padding_mask
 from vlp_models.models.layers.packing import Packing

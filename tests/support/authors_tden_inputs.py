@@ -25,7 +25,7 @@ from vlp_models.data.batch import Batch, Regions, Text
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.tden.model import TDEN
 from vlp_models.objectives import masked_modeling as masking
 from vlp_models.params import to_plain

@@ -20,7 +20,7 @@ from torch import Tensor
 from vlp_models.contrib.public_weights.unified_vlp import read_unified_vlp
 from vlp_models.data.batch import Batch, ScoredRegions, Text
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.unified_vlp.model import UnifiedVLP
 
 CLS, SEP, MASK = 101, 102, 103  # in BERT's vocabulary

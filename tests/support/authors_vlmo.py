@@ -23,7 +23,7 @@ from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.metrics.retrieval import IMAGE_TO_TEXT, TEXT_TO_IMAGE, rank, score_ranks
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo

@@ -120,6 +120,16 @@ def load_external_state_dict(model: nn.Module, state: Mapping[str, Tensor], wher
     state = counters | {
         name: tensor for name, tensor in state.items() if name in expected or not name.endswith(_COUNTER)
     }
+    check_state_dict(expected, state, where, config)
+    model.load_state_dict(state)
+
+
+def check_state_dict(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], where: object, config: str) -> None:
+    """Check that a state dict has the names and shapes that are expected; arguments as `load_external_state_dict`.
+
+    Raises:
+        CheckpointError: lists missing and unexpected keys and wrong shapes.
+    """
     problems = {
         "missing": sorted(expected.keys() - state.keys()),
         "unexpected": sorted(state.keys() - expected.keys()),
@@ -132,4 +142,3 @@ def load_external_state_dict(model: nn.Module, state: Mapping[str, Tensor], wher
     if any(problems.values()):
         lines = [f"  {len(keys)} {problem}: {shorten_list(keys)}" for problem, keys in problems.items() if keys]
         raise CheckpointError(f"{where}: the weights do not fit the architecture of {config}:\n" + "\n".join(lines))
-    model.load_state_dict(state)

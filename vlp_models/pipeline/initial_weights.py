@@ -30,8 +30,7 @@ from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.data.joins import FILE, read_boxed
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import CheckpointError, DataError, shorten_list
-from vlp_models.models.convert import WEIGHTS
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import WEIGHTS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import LoadReport, check_same_config, load_matching, summarize_names
 from vlp_models.models.protocols import EncodesCells
 from vlp_models.params import ModelParams, TrainerParams, VisionWarmupParams

@@ -32,7 +32,7 @@ from authors_soho import (
 from torch import Tensor
 
 from vlp_models.contrib.public_weights.soho import read_soho
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.soho.dictionary import Dictionary
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import build

@@ -35,7 +35,7 @@ from authors_unified_vlp import (
 from torch import Tensor
 
 from vlp_models.data.batch import Text
-from vlp_models.models.convert.mapping import ImportedModel
+from vlp_models.models.convert import ImportedModel
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.unified_vlp.masking import texts_by_path
 from vlp_models.models.unified_vlp.model import UnifiedVLP

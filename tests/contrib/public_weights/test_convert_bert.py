@@ -21,7 +21,7 @@ from vlp_models.contrib.public_weights.bert import read_bert
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert import ImportRequest
 from vlp_models.models.layers.attention import padding_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.partial_load import LoadReport, load_matching, summarize_names

@@ -28,8 +28,7 @@ from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels
 from vlp_models.errors import CheckpointError, MissingToolError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.convert import WEIGHTS
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import WEIGHTS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, TimmParams

@@ -15,7 +15,7 @@ from soho_toys import FACTS, PUBLIC, TINY, VOCAB, build
 
 from vlp_models.contrib.public_weights.soho import convert_backbone, convert_bert, convert_soho, read_parts
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportRequest
+from vlp_models.models.convert import ImportRequest
 
 WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
 

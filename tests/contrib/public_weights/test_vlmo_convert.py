@@ -15,7 +15,7 @@ from vlp_models.contrib.public_weights.vlmo import convert_vlmo
 from vlp_models.contrib.public_weights.vlmo_images import convert_beit, convert_vit
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.vlmo.image_tokens import DVAE
 from vlp_models.models.vlmo.model import VLMo
 

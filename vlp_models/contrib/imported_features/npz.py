@@ -44,6 +44,7 @@ class NpzDirectory:
         self.stamps = {path: stat_file(path.stat()) for path in self.paths.values()}
 
     def hash_contents(self) -> str:
+        # Names and contents, so that neither a renamed nor an edited file keeps the id.
         digest = hashlib.sha256(b"npz")
         with progress_bar("hashing features", len(self.paths), "files") as bar:
             for path in self.paths.values():
@@ -64,6 +65,7 @@ class NpzDirectory:
                 raise RecordError(f"unpacks to {size >> 20} MiB; the limit is {MAX_NPZ_BYTES >> 20}")
             # Without pickle, which would run code from the file.
             with np.load(path, allow_pickle=False) as file:
+                # `cls_prob` may be missing: then regions have no classes.
                 missing = [name for name in _NEEDED if name not in file]
                 if missing:
                     raise RecordError(f"lacks {', '.join(missing)}")

@@ -110,6 +110,7 @@ class ImportedSource(RegionSource):
         self._file = file
         self._max_regions = request.params.max_regions
         self._order = request.params.order
+        # A file may have changed while it was indexed or hashed.
         self._check_unchanged(file.stamps)
         # Its widths are those that all records must have.
         first = self._first_record(features_path(request))
@@ -193,6 +194,7 @@ class ImportedSource(RegionSource):
                 f"{record.features.shape[1]} features and {probs.shape[1]} classes per region, "
                 f"but {self.feature_dim} and {self._columns} in the first record"
             )
+        # Without a confidence in the file all regions are equally certain: a stable sort keeps their order.
         scores = np.ones(count, np.float32) if record.scores is None else record.scores
         order = np.argsort(-scores, kind="stable") if self._order == "score" else np.arange(count)
         # (N, 4) pixels -> fractions of the image, of the regions that are kept
@@ -245,6 +247,7 @@ def check_record(record: Record) -> Record:
 
 def record_names(image: Row) -> tuple[str, ...]:
     """Return the names that an image's record may have: its whole id, its id within the dataset, its file's stem."""
+    # `coco/val2014/17.jpg` -> itself, `val2014/17.jpg`, `17`; the first name that a record has is taken
     image_id = str(image["image_id"])
     return tuple(dict.fromkeys((image_id, image_id.partition("/")[2], Path(str(image["path"])).stem)))
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vlp_models.common.plugins import import_target
 from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.contrib.public_weights.mapping import StateDictMapping
 from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models import family_class
-from vlp_models.models.convert import READERS
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
+from vlp_models.models.convert import READERS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import summarize_names
 
 # The parts of layers/blocks.py's TransformerBlock except the attention's projections -> BERT's names

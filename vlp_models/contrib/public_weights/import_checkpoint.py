@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vlp_models.models import DataFacts
-    from vlp_models.models.convert.mapping import ImportedModel
+    from vlp_models.models.convert import ImportedModel
 
 # format -> module:function, called with the source and an `ImportRequest`, returns an `ImportedModel`
 FORMATS = Table(
@@ -92,7 +92,7 @@ def import_checkpoint(
 
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import write_checkpoint
-    from vlp_models.models.convert.mapping import ImportRequest
+    from vlp_models.models.convert import ImportRequest
     from vlp_models.models.partial_load import summarize_names
     from vlp_models.pipeline.prepared_data import PreparedData
 

@@ -31,7 +31,7 @@ from vlp_models.contrib.public_weights.bert import (
 from vlp_models.contrib.public_weights.timm import convert_cnn
 from vlp_models.data.bert_folder import WEIGHTS
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.soho.config import IMAGENET, SOHOConfig
 from vlp_models.vision.pretrained_weights import data_config, pretrained_model_name, read_backbone_weights
 

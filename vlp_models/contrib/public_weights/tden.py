@@ -28,7 +28,7 @@ from vlp_models.contrib.public_weights.bert import (
     convert_layout,
 )
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.tden.config import TDENConfig
 
 # Modules of the authors' code that some checkpoints lack -> their names here

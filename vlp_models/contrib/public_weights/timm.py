@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from vlp_models.common.plugins import import_target
+from vlp_models.contrib.public_weights.mapping import StateDictMapping
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert import IMAGE_READERS
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
+from vlp_models.models.convert import IMAGE_READERS, ImportedModel, ImportRequest
 from vlp_models.models.layers.backbone import Backbone
 
 

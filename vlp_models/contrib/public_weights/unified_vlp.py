@@ -25,7 +25,7 @@ from vlp_models.contrib.public_weights.bert import (
     rename_bert,
 )
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.unified_vlp.config import UnifiedVLPConfig
 
 GEOMETRY = 6  # columns before the class probabilities

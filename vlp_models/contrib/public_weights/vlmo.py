@@ -25,8 +25,9 @@ from torch import Tensor
 
 from vlp_models.common.state_dicts import read_state_dict
 from vlp_models.contrib.public_weights.bert import BertSizes, ConvertedBert, choose_heads, convert_layout
+from vlp_models.contrib.public_weights.mapping import StateDictMapping
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest, StateDictMapping
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.vlmo.config import VLMoConfig
 
 TEXT_ROWS = 392  # of the table of biases, always: 389 offsets of texts of 196 tokens, and 3 of [CLS]

@@ -29,7 +29,7 @@ from vlp_models.contrib.public_weights.bert import choose_heads
 from vlp_models.contrib.public_weights.timm import convert_cnn
 from vlp_models.contrib.public_weights.vlmo import VLMoMapping, grid_side
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import ImportedModel, ImportRequest
+from vlp_models.models.convert import ImportedModel, ImportRequest
 from vlp_models.models.vlmo.config import HALF, VLMoConfig
 from vlp_models.models.vlmo.embeddings import renormalization
 from vlp_models.vision.pretrained_weights import data_config, pretrained_model_name, read_backbone_weights

@@ -26,9 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlp_models.common.state_dicts import read_state_dict
+from vlp_models.common.state_dicts import check_state_dict, read_state_dict
 from vlp_models.errors import CheckpointError
-from vlp_models.models.convert.mapping import StateDictMapping
 from vlp_models.models.vlmo.config import VLMoConfig
 
 PROJECTED = 16  # dimensions in which patches and codes are compared
@@ -138,12 +137,14 @@ class DVAE(nn.Module):
             )
         if len(last) != codes:
             raise CheckpointError(f"{path}: {len(last)} codes; set the model's `image_codes: {len(last)}`, not {codes}")
-        model, mapping = cls(len(first), codes), StateDictMapping(state)
+        model = cls(len(first), codes)
+        weights: dict[str, Tensor] = {}  # of the model, by the names in the file
         for name, conv in model._named_convolutions():
-            conv.weight = nn.Parameter(mapping.take(f"{name}.w", *conv.weight.shape), requires_grad=False)
             assert conv.bias is not None
-            conv.bias = nn.Parameter(mapping.take(f"{name}.b", *conv.bias.shape), requires_grad=False)
-        mapping.check("the encoder of DALL-E's dVAE")
+            weights |= {f"{name}.w": conv.weight, f"{name}.b": conv.bias}
+        check_state_dict(weights, state, path, "the encoder of DALL-E's dVAE")
+        for name, weight in weights.items():
+            weight.copy_(state[name])
         return model
 
     def _named_convolutions(self) -> Iterator[tuple[str, nn.Conv2d]]:

@@ -1,21 +1,14 @@
-"""Weights of other programs: what a reader gets and returns, and mapping them name by name so that none is missed."""
+"""State-dict mapping: weights of another program, mapped name by name so that none is missed or left over."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vlp_models.errors import CheckpointError, shorten_list
-from vlp_models.models import DataFacts
-from vlp_models.params.schema import build
-
-T = TypeVar("T")
 
 
 class StateDictMapping:
@@ -110,61 +103,3 @@ class StateDictMapping:
         """Remove the weights below `head.` and return them without that prefix: a task's classifier."""
         names = [name for name in self.weights if name.startswith("head.")]
         return {name.removeprefix("head."): self.weights.pop(name) for name in names}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportRequest:
-    """What an importer gets besides the file.
-
-    facts    of the data
-    config, family  of the model in params.yaml, for a format whose files do not name the architecture
-    task     the task that a fine-tuned model is for, if the file leaves it open
-    heads    attention heads; 0: the format's usual number
-    vocabulary, lowercase  of the tokenizer
-    root     the folder that relative paths start from
-    where    the params key or argument that names the weights, for messages
-    """
-
-    facts: DataFacts
-    config: Mapping[str, Any]
-    family: str = ""
-    task: str = ""
-    heads: int = 0
-    vocabulary: tuple[str, ...] = ()
-    lowercase: bool = True
-    root: Path = Path()
-    where: str = "SOURCE"
-
-    def build_config(self, config_class: type[T], **more: Any) -> T:
-        """Return `config`, with the data's facts and `more`, as the family's config.
-
-        Raises:
-            ParamsError: an unknown key, or a value out of range.
-        """
-        return build(config_class, {**self.config, **self.facts.for_config(config_class), **more}, where="config")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedModel:
-    """What an importer returns.
-
-    family   one of `models.FAMILIES`
-    origin   whose weights these are, for messages: "BEiT", "VLMo's vqa"
-    config   the family's config as far as the file determines it; facts of the data in it are checked
-    weights  by the family's names; the rest of the model keeps its initialization
-    task     the task that the model was fine-tuned for; None: pretrained
-    head     the task's classifier, by the names of its head
-    notes    lines for preset.yaml: settings that the file does not determine
-    left_out names in the file without a place in the model
-    reads_regions  whether the model reads region features
-    """
-
-    family: str
-    origin: str
-    config: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    task: str | None = None
-    head: Mapping[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    reads_regions: bool = True
