@@ -245,14 +245,9 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
         needed = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
         if not all((directory / "lib" / name).exists() for name in needed):
             return not_computed("SPICE", n, "CoreNLP 3.6.0 models not found next to pycocoevalcap's SPICE")
-        values = _run_spice(find_java(), directory, candidates, references)
+        java = find_java()
     except MissingToolError as error:
         return not_computed("SPICE", n, str(error))
-    return mean_score("SPICE", [values[i] for i in candidates], list(candidates))
-
-
-def _run_spice(java: str, directory: Path, candidates: Tokenized, references: Tokenized) -> dict[str, float]:
-    """Return image id -> F."""
     with tempfile.TemporaryDirectory(prefix="vlp-spice-") as temporary:
         source, target = Path(temporary) / "in.json", Path(temporary) / "out.json"
         rows = [{"image_id": i, "test": candidates[i][0], "refs": list(references[i])} for i in candidates]
@@ -261,18 +256,18 @@ def _run_spice(java: str, directory: Path, candidates: Tokenized, references: To
         try:
             done = subprocess.run(command, cwd=directory, capture_output=True, timeout=SPICE_TIMEOUT, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise MissingToolError(f"SPICE failed: {error}") from None
+            return not_computed("SPICE", n, f"SPICE failed: {error}")
         reason = program_reason(done.stderr, done.stdout)
         if done.returncode or not target.exists():
-            raise MissingToolError(f"SPICE failed: {reason}")
+            return not_computed("SPICE", n, f"SPICE failed: {reason}")
         try:
             items = json.loads(target.read_text(encoding="utf-8"))
             values = {str(item["image_id"]): float(item["scores"]["All"]["f"]) for item in items}
         except (OSError, ValueError, TypeError, KeyError):
-            raise MissingToolError(f"SPICE failed: its output is not a list of scores ({reason})") from None
+            return not_computed("SPICE", n, f"SPICE failed: its output is not a list of scores ({reason})")
     if values.keys() != candidates.keys() or not all(map(math.isfinite, values.values())):
-        raise MissingToolError("SPICE failed: it did not score every caption")
-    return values
+        return not_computed("SPICE", n, "SPICE failed: it did not score every caption")
+    return mean_score("SPICE", [values[i] for i in candidates], list(candidates))
 
 
 def note_language(score: Score, language: str) -> Score:

@@ -58,6 +58,7 @@ def test_each_format_gives_the_same_scores(tmp_path: Path) -> None:
             archive.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
     files = sorted(path for path in tmp_path.iterdir())
     assert len(files) == 7
+    limit = csv.field_size_limit()  # of all readers of this process
     for path in files:
         (run,) = read_runs(path)
         (scored,) = run.metrics.values()
@@ -66,6 +67,7 @@ def test_each_format_gives_the_same_scores(tmp_path: Path) -> None:
         assert dict(zip(scored.items, scored.clusters, strict=True)) == {f"q{i}": images[i] for i in range(count)}, path
         assert any(note.startswith("clusters: ") and "none" not in note for note in run.notes)
     assert read_runs(tmp_path / "inspect.eval")[0].model == "open/model"
+    assert csv.field_size_limit() == limit
 
 
 def test_spreadsheet(tmp_path: Path) -> None:
@@ -100,17 +102,14 @@ def test_a_cell_far_from_the_others_is_refused(tmp_path: Path) -> None:
         ("a.csv", "item,score\nq1,1_0\n", "line 2: score is '1_0'"),
         ("a.csv", "item,score\n\nq1,1\n,\nq2,good\n", "line 5: score is 'good'"),  # after empty lines
         ("a.csv", 'item,score\n"a\nb",1\nq2,good\n', "line 4: score is 'good'"),  # after a cell of two lines
-        ("a.csv", "item,score\n\nq1,1,0\n", "line 3 has 3 cells"),
         ("a.csv", "item,score\n,1\n", "a row without item"),
         ("a.csv", "item,points\nq1,1\n", "there are: item, points. Name one with --score"),
         ("a.csv", "", "empty"),
         ("a.csv", "item,score\nq1,1,0\n", "line 2 has 3 cells, but there are 2 columns"),
         ("a.csv", "item,score,score\nq1,1,0\n", "several columns are called score"),
         ("a.csv", "item,score,image_id\nq1,1,\nq2,1,im1\n", "image_id is empty for 1 items (q1)"),
-        ("a.jsonl", '{"item": 1, "score": 1}\n{"item": 2, "score": []}', "line 2: score is []"),
         ("a.jsonl", '\n{"item": 1, "score": 1}\n\n{"item": 2, "score": {}}', "line 4: score is {}"),
         ("a.jsonl", '{"doc_id": 1, "acc": "1.0"}', 'not compared: acc (such as "1.0")'),
-        ("a.jsonl", '{"doc_id": 1, "acc": [1]}\n{"doc_id": 2, "acc": [0]}', "not compared: acc (such as [1])"),
         ("a.json", '{"results": {"task": {"acc": 0.5}}}', "totals of tasks, without scores per item"),
         ("a.jsonl", '{"item": 1, "score": 1' + "0" * 400 + "}", "line 1: score is 1"),
         ("a.jsonl", '{"doc_id": 1, "acc": 1}\n{"doc_id": 2, "acc"', "line 2"),
@@ -143,13 +142,6 @@ def test_another_encoding_is_named_with_the_command_that_converts_it(
         read_runs(path)
     command = f"`iconv -f {named} -t utf-8 {path} > {tmp_path}/utf8-a.csv`"
     assert str(error.value) == f"{path}: {reason}: {command}"
-
-
-def test_reading_a_table_leaves_the_limit_of_other_readers(tmp_path: Path) -> None:
-    before = csv.field_size_limit()
-    (tmp_path / "a.csv").write_text("item,score\nq1,1\n")
-    read_runs(tmp_path / "a.csv")
-    assert csv.field_size_limit() == before
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

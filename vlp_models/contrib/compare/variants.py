@@ -64,11 +64,6 @@ class Difference:
     p: float | None
     p_holm: float | None
     seeds: tuple[int, int]
-    groups: int
-
-    @property
-    def includes_seeds(self) -> bool:
-        return sum(self.seeds) > 2
 
     @property
     def is_significant(self) -> bool:
@@ -108,7 +103,6 @@ def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: i
                 p=p,
                 p_holm=None if p is None else next(corrected),
                 seeds=(len(variants[a]), len(variants[b])),
-                groups=len(set(variants[a][0].groups)),
             )
         )
     return differences
@@ -139,7 +133,7 @@ class Comparison:
         """Return what the interval covers: items, or items and seeds."""
         if pair.low is None:
             return "no interval: too few images"
-        if pair.includes_seeds:
+        if sum(pair.seeds) > 2:
             return f"items and seeds ({pair.seeds[0]} and {pair.seeds[1]})"
         return f"items only ({pair.seeds[0]} and {pair.seeds[1]} seeds)"
 
