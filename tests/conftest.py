@@ -39,7 +39,7 @@ BORROWERS = {
     "contrib/forgetting/test_withdrawn.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],
     "fuzz/test_fuzz.py": ["imported_features", "ingest", "plugin_kit", "reasoning_tasks", "research_formats"],
-    "flows/test_deployment.py": ["drift", "ingest"],
+    "flows/test_deployment.py": ["artifacts", "drift", "ingest"],
     "flows/test_unattended.py": ["drift", "ingest"],
     "models/test_images_per_text.py": ["plugin_kit", "reasoning_tasks"],
     "models/test_vlmo_cnn_stem.py": ["public_weights"],

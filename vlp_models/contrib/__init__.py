@@ -8,6 +8,7 @@ Its tests are in tests/contrib/NAME. With a folder deleted, everything else work
 # sections of params.yaml, by dotted name (`finetune.NAME.lora`); without the folder, one at the top of the file is
 # ignored, and any other is an error that names the folder.
 CONTRIB: dict[str, dict[str, dict[str, str]]] = {
+    "artifacts": {"publishers": {"artifacts": "vlp_models.contrib.artifacts.tables:publish"}},
     "augment": {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},

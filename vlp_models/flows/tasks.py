@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import prefect.artifacts
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
@@ -19,9 +18,9 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed  # plain-ok
 
-from vlp_models.common.redaction import redact, without_secrets
+from vlp_models.common.plugins import Table, import_target
+from vlp_models.common.redaction import without_secrets
 from vlp_models.errors import ParamsError
-from vlp_models.flows.artifacts import make_artifacts
 from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import Part
 from vlp_models.flows.pipeline import Run, summarize
@@ -32,6 +31,7 @@ from vlp_models.pipeline.dvc.lock_file import repair
 # A server on SQLite that is asked for a slot while it stores the start of the task responds with 503, and the client
 # then waits for two seconds. After this delay (s) the start is stored.
 SETTLE = 0.15
+PUBLISHERS = Table("publishers", {})  # name -> `module:function` of a run's folder, params and outcomes
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
@@ -151,19 +151,9 @@ def prepare_workspace(root: str) -> None:
 
 @task(task_run_name="publish results", cache_policy=NO_CACHE, persist_result=False)
 def publish(run: Run, params: Params) -> None:
-    """Create the run's artifacts. A server that rejects them fails nothing."""
-    for artifact in make_artifacts(run.root, params, run.outcomes):
-        try:
-            if artifact.rows is not None:
-                prefect.artifacts.create_table_artifact(
-                    artifact.rows, key=artifact.key, description=artifact.description
-                )
-            else:
-                prefect.artifacts.create_link_artifact(
-                    artifact.link, key=artifact.key, description=artifact.description
-                )
-        except Exception as error:
-            get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
+    """Let contrib publish the run's results, such as artifacts in Prefect's UI."""
+    for target in PUBLISHERS.values():
+        import_target(target)(run.root, params, run.outcomes)
 
 
 def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:

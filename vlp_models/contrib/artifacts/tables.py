@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
+from prefect.artifacts import create_link_artifact, create_table_artifact
+
 from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
 from vlp_models.flows.pipeline import Outcome
@@ -27,6 +30,19 @@ class Artifact:
     description: str
     rows: list[dict[str, Any]] | None = None
     link: str = ""
+
+
+def publish(root: Path, params: Params, outcomes: Sequence[Outcome]) -> None:
+    """Create a run's artifacts. A server that rejects them fails nothing."""
+    for artifact in make_artifacts(root, params, outcomes):
+        about = {"key": artifact.key, "description": artifact.description}
+        try:
+            if artifact.rows is not None:
+                create_table_artifact(artifact.rows, **about)
+            else:
+                create_link_artifact(artifact.link, **about)
+        except Exception as error:
+            get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
 
 
 def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from prefect.client.schemas.actions import ArtifactCreate
 
-from vlp_models.flows.artifacts import make_artifacts
+from vlp_models.contrib.artifacts.tables import make_artifacts
 from vlp_models.params import load_params
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_champion_is_next_to_the_metric_that_the_gate_judges_by(tmp_path: Path) -> None:

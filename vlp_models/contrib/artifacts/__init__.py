@@ -1,0 +1,1 @@
+"""Tables and links of a flow's results in Prefect's UI."""
