@@ -15,9 +15,13 @@ from vlp_models.params import load_params, read_yaml
 ROOT = Path(__file__).parents[2]
 
 
-def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a copy of params.yaml."""
+    return Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+
+
+def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path, path: Path) -> None:
     preset = tmp_path / "preset.yaml"
     preset.write_text("# x\nfinetune: {tden-vqa: null}\npretrain: {tden: {optimizer: {lr: 0.5}}}\n")
     changes = apply_overlay(path, preset, ["pretrain.tden.max_epochs=9"])
@@ -29,25 +33,16 @@ def test_overlay_merges_deletes_assigns_and_keeps_comments(tmp_path: Path) -> No
     assert "finetune.tden-vqa: removed" in changes
 
 
-def test_null_in_a_new_mapping_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
-    preset = tmp_path / "preset.yaml"
+def test_nulls_create_nothing_where_their_key_is_missing(tmp_path: Path, path: Path) -> None:
+    preset, before = tmp_path / "preset.yaml", path.read_bytes()
+    preset.write_text("# x\npretrain: {absent: {optimizer: {groups: null}}}\nmodels: {absent: {text_init: null}}\n")
+    assert apply_overlay(path, preset, []) == [] and path.read_bytes() == before
     preset.write_text("# x\npretrain: {tden: {sources: {scenes: 2, elsewhere: null}}}\n")
     assert apply_overlay(path, preset, []) == ["pretrain.tden.sources: (new) -> {'scenes': 2}"]
     assert load_params(path).pretrain["tden"].sources == {"scenes": 2}
 
 
-def test_nulls_below_a_missing_mapping_create_nothing(tmp_path: Path) -> None:
-    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
-    preset, before = tmp_path / "preset.yaml", path.read_bytes()
-    preset.write_text("# x\npretrain: {absent: {optimizer: {groups: null}}}\nmodels: {absent: {text_init: null}}\n")
-    assert apply_overlay(path, preset, []) == [] and path.read_bytes() == before
-
-
-def test_a_preset_adds_runs_but_never_replaces_one(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
+def test_a_preset_adds_runs_but_never_replaces_one(tmp_path: Path, path: Path) -> None:
     apply_overlay(path, ROOT / "vlp_models" / "presets" / "tden-two-pass.yaml", [])
     params = load_params(path)
     assert list(params.finetune) == ["tden-captioning", "tden-vqa", "tden-two-pass-captioning", "tden-two-pass-vqa"]
@@ -82,8 +77,7 @@ def test_overlay_keeps_link_and_mode_and_prints_no_secret(tmp_path: Path, monkey
         assert "HUSH" not in str(error.value)
 
 
-def test_overlay_keeps_line_endings(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
+def test_overlay_keeps_line_endings(path: Path) -> None:
     path.write_bytes((ROOT / "params.yaml").read_bytes().replace(b"\n", b"\r\n"))
     for epochs in (9, 8):
         apply_overlay(path, None, [f"pretrain.tden.max_epochs={epochs}"])
@@ -93,10 +87,9 @@ def test_overlay_keeps_line_endings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["on", "No", "1:30", "010", "1e-4", "~x"])
-def test_a_value_means_the_same_in_a_preset_a_setting_and_params_yaml(tmp_path: Path, word: str) -> None:
+def test_a_value_means_the_same_in_a_preset_a_setting_and_params_yaml(tmp_path: Path, path: Path, word: str) -> None:
     """YAML 1.1 reads some words as a truth value or a number; in quotes each is a text."""
-    path, preset = tmp_path / "params.yaml", tmp_path / "preset.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
+    preset = tmp_path / "preset.yaml"
     preset.write_text(f"launchers: {{slurm: {{options: {{a: {word}, b: '{word}'}}}}}}\n")
     merged = merge_overlay(path, preset, [f"launchers.slurm.options.{word}={word}"])
     path.write_text(merged.text)
@@ -105,8 +98,11 @@ def test_a_value_means_the_same_in_a_preset_a_setting_and_params_yaml(tmp_path: 
     assert read_yaml(path) == merged.raw and load_params(path) == merged.params
 
 
-def test_an_alias_in_the_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
+def test_what_is_refused_leaves_the_file_unchanged(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ParamsError, match=r"unknown key `pretrain\.tden\.speed`"):
+        apply_overlay(path, None, ["pretrain.tden.speed=3"])
+    assert path.read_bytes() == before
     path.write_text((ROOT / "params.yaml").read_text() + "launchers: {slurm: {options: {a: &a [1], b: *a}}}\n")
     before = path.read_bytes()
     with pytest.raises(ParamsError, match=r"line \d+: YAML aliases \(`\*a`\) are not supported; write the value out"):
@@ -114,9 +110,8 @@ def test_an_alias_in_the_file_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_overlay_does_not_change_is_read_as_before(tmp_path: Path) -> None:
+def test_what_overlay_does_not_change_is_read_as_before(path: Path) -> None:
     """A text that YAML 1.1 and 1.2 read differently, such as on, and a number such as 1e-4."""
-    path = tmp_path / "params.yaml"
     whole = (ROOT / "params.yaml").read_text()
     path.write_text(whole.replace("  torch_threads: 0 ", "  compile: on\n  torch_threads: 0 "))
     assert load_params(path).trainer.compile
@@ -142,9 +137,8 @@ def test_what_overlay_does_not_change_is_read_as_before(tmp_path: Path) -> None:
         ("promotion.tasks={vqq: {min_gain: 1}}", r"`promotion\.tasks: vqq`.*did you mean `vqa`"),
     ],
 )
-def test_overlay_errors_name_the_setting(tmp_path: Path, setting: str, message: str) -> None:
-    path, preset = tmp_path / "params.yaml", tmp_path / "preset.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
+def test_overlay_errors_name_the_setting(tmp_path: Path, path: Path, setting: str, message: str) -> None:
+    preset = tmp_path / "preset.yaml"
     with pytest.raises(ParamsError, match=message):
         apply_overlay(path, None, [setting])
     key, _, value = setting.partition("=")
@@ -155,12 +149,3 @@ def test_overlay_errors_name_the_setting(tmp_path: Path, setting: str, message: 
     path.write_text("")
     with pytest.raises(ParamsError, match=r"params\.yaml: expected a mapping of params, found NoneType"):
         apply_overlay(path, None, [setting])
-
-
-def test_a_rejected_overlay_leaves_the_file_unchanged(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    shutil.copy(ROOT / "params.yaml", path)
-    before = path.read_bytes()
-    with pytest.raises(ParamsError, match=r"unknown key `pretrain\.tden\.speed`"):
-        apply_overlay(path, None, ["pretrain.tden.speed=3"])
-    assert path.read_bytes() == before

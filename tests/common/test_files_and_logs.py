@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from vlp_models.common import io, progress
 from vlp_models.common.io import atomic_write, link_or_copy, output_directory, scratch_directory, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
-from vlp_models.errors import BusyError, path_of
+from vlp_models.errors import BusyError, DataError, path_of
 
 
 def test_atomic_write_replaces_a_file_only_if_the_block_succeeds(tmp_path: Path) -> None:
@@ -162,6 +164,21 @@ def test_file_lock_names_its_holder_and_outlives_it_in_a_child(tmp_path: Path) -
     assert "waiting up to 0 s for another `vlp run`" in messages[0]
     child.communicate("\n")
     with file_lock(path, "`vlp forget`"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(DataError, match=rf"{tmp_path}/run\.lock: the file system has no file locks .*local disk"),
+        file_lock(tmp_path / "run.lock", "`vlp run`"),
+    ):
         pass
 
 

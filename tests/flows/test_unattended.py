@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import yaml
 from flow_project import break_stage, set_flow
 
 from vlp_models.errors import DataError, ParamsError, TrackingError
@@ -226,13 +225,6 @@ def test_time_limits_are_per_part_and_unknown_parts_are_rejected(project: Path) 
     assert [run._limits(parts[name])["timeout"] for name in ("finetune tden-vqa", "pretrain tden")] == [7200, 0]
     with pytest.raises(ValueError, match=r"`timeout_hours\.finetun`: unknown part"):
         FlowParams(timeout_hours={"finetun": 2})
-
-
-def test_params_file_without_the_section_is_valid(project: Path) -> None:
-    raw = yaml.safe_load((project / "params.yaml").read_text())
-    del raw["flow"]
-    (project / "params.yaml").write_text(yaml.safe_dump(raw))
-    assert load_params(project / "params.yaml").flow == FlowParams()
 
 
 @pytest.mark.slow

@@ -175,7 +175,6 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
     "stage finetune tden-vqa": [("unknown run", nothing, r"tden-vqa")],
     "stage evaluate tden-captioning": [("model is missing", nothing, r"checkpoints/finetune/tden-captioning")],
     "stage register": [("model is missing", nothing, r"`dvc repro")],
-    "stage training_stats": [("validated data is missing", remove("data/validated"), r"data/validated")],
     "use presets/vlmoo.yaml": [("preset is missing", nothing, r"presets/vlmoo\.yaml: no such file")],
     "use ./presets": [("preset is a folder", nothing, r"presets: a folder, where a file is needed")],
     "use presets/longer.yaml": [

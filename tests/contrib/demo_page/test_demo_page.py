@@ -163,21 +163,6 @@ def test_problems_are_shown_as_sentences(here: Workspace, params: Params, photo:
     assert "no such file" in make_page(params, here, split="other").missing["retrieval"]
 
 
-@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
-def test_tiny_images_and_animations_are_problems(here: Workspace, params: Params, kind: str) -> None:
-    page, name = make_page(params, here, runs=["own-vqa"]), f"moving.{kind.lower()}"
-    frames = [Image.new("RGB", (20, 20), color) for color in ("red", "blue", "white")]
-    frames[0].save(here.root / name, kind, save_all=True, append_images=frames[1:])
-    Image.new("RGB", (1, 1)).save(here.root / f"dot.{kind.lower()}", kind)
-    for file, problem in (
-        (name, f"{name.capitalize()}: an animation; save one of its frames as a file."),
-        (f"dot.{kind.lower()}", f"Dot.{kind.lower()}: 1x1 pixels; an image needs at least 4 per side."),
-    ):
-        captioned = page.caption(str(here.root / file))
-        assert captioned.problem == problem and not captioned.caption and captioned.overlay is None
-        assert page.answer(str(here.root / file), "what ?").problem == problem
-
-
 def test_equal_photos_in_other_formats_give_equal_results(here: Workspace, params: Params, photo: Path) -> None:
     """Each file is compared with its plain twin: RGB, 8 bits, upright."""
     page = make_page(params, here, runs=["own-vqa"])
