@@ -28,7 +28,7 @@ from vlp_models.contrib import CONTRIB as FOLDERS
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
-    "cli/test_presets.py": ["augment", "public_weights", "reasoning_tasks", "research_formats"],
+    "cli/test_presets.py": ["augment", "public_weights", "reasoning_tasks", "research_formats", "web_scenes"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "contrib/bundles/test_replay_copy.py": ["imported_features", "public_weights"],
     "contrib/int8/test_int8_export.py": ["export"],

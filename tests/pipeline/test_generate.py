@@ -124,17 +124,3 @@ def test_images_too_small_for_a_scene_are_refused_and_leave_nothing(tmp_path: Pa
 def test_an_unknown_dataset_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"no `generate\.sceens`; known: scenes"):
         run(params_with(SCENES), Workspace(tmp_path), "sceens")
-
-
-def test_web_dataset_is_written_by_the_same_stage(tmp_path: Path) -> None:
-    run(
-        params_with(GeneratorParams(generator="web", seed=3, train=6, val=1, test=1, side=64)),
-        Workspace(tmp_path),
-        "scenes",
-    )
-    made = tmp_path / "data" / "raw" / "scenes"
-    counts = load(made / "manifest.json")["counts"]
-    assert (counts["images"], counts["captions"], counts["questions"]) == (8, 8, 0)
-    record = [a["caption"] for a in load(made / "annotations" / "captions_scenes.json")["annotations"]]
-    assert [line.count(",") >= 2 for line in (made / "pairs.csv").read_text().splitlines()] == [True] * 9
-    assert record == [json.loads(line)["text"] for line in (made / "alt_texts.jsonl").read_text().splitlines()]

@@ -154,4 +154,5 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "upgrade": {},
     "verify": {},
+    "web_scenes": {"generators": {"web": "vlp_models.contrib.web_scenes.dataset:write"}},
 }

@@ -6,7 +6,6 @@ GENERATORS = Table(
     "generators",
     {
         "objects": "vlp_models.synthetic.scenes.dataset:write",
-        "web": "vlp_models.synthetic.scenes.dataset:write",
         "sentences": "vlp_models.synthetic.scenes.dataset:write_sentences",
     },
 )

@@ -11,7 +11,6 @@ import pytest
 from vlp_models.contrib.reasoning_tasks.scenes.image_pairs import VALIDATION
 from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import Tables
-from vlp_models.errors import ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.language import NUMBERS
@@ -139,8 +138,3 @@ def test_simple_sentences_are_only_in_train_and_balanced(dataset: Path, tmp_path
         )
     assert len(kinds) == 5
     assert all(sorted(labels) == ["False", "False", "True", "True"] for labels in of_sentence.values())
-
-
-def test_web_dataset_has_no_pairs(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="`pair_sentences`"):
-        write(GeneratorParams(generator="web", pair_sentences=2, **SIZES), tmp_path)  # type: ignore[arg-type]

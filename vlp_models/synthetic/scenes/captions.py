@@ -1,18 +1,11 @@
-"""Captions of scenes: five annotators with different habits, and alt texts as on the web.
-
-All annotators are truthful; one of them misspells. An alt text is one of their sentences with four kinds of noise, each
-with its own rate: it may describe another scene, nouns may be replaced by their hypernym (`square` -> `shape`), words
-may be dropped, and boilerplate of a shop or an agency may be added. So what a model can learn from such texts is known.
-"""
+"""Captions of scenes: five annotators with different habits. All are truthful; one of them misspells."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.language import LEXICON, NUMBERS, Description, misspell
 from vlp_models.synthetic.scenes.scene import (
     COLORS,
@@ -231,90 +224,3 @@ def _misspell_caption(text: str, rng: np.random.Generator) -> str:
                 must = (must + 1) % len(words)
             words[index] = misspelled + words[index][len(bare) :]
     return " ".join(words)
-
-
-# Text around the sentence `{}`. No phrase is a prefix or suffix of an annotator's sentence.
-BOILERPLATE = (
-    "stock photo of {}",
-    "royalty free picture: {}",
-    "{} buy now",
-    "{} free shipping",
-    "click to enlarge {}",
-    "{} hd wallpaper download",
-    "photo gallery - {}",
-    "{} (page 1 of 3)",
-)
-_MIN_WORDS = 2  # that remain when words are dropped
-_PLURALS = {shape + "s" for shape in SHAPES} | {"discs"}
-NOUNS = frozenset({*SHAPES, "disc", *_PLURALS})  # the words that have a hypernym
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """How often each kind of noise occurs, 0 to 1.
-
-    mismatched     share of alt texts that describe another scene
-    hypernyms      share of nouns replaced by `shape`
-    dropped_words  share of words left out
-    boilerplate    share of alt texts with words around them that do not describe the image
-    """
-
-    mismatched: float = 0.25
-    hypernyms: float = 0.10
-    dropped_words: float = 0.06
-    boilerplate: float = 0.30
-
-    @classmethod
-    def of(cls, params: GeneratorParams) -> Noise:
-        return cls(
-            mismatched=params.mismatched,
-            hypernyms=params.hypernyms,
-            dropped_words=params.dropped_words,
-            boilerplate=params.boilerplate,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AltText:
-    """One alt text.
-
-    text        the noisy text
-    clean       the sentence before the noise, true of the scene that it describes
-    mismatched  it describes another scene than the image's
-    """
-
-    text: str
-    clean: str
-    mismatched: bool
-
-
-def alt_text(scene: Scene, other: Scene, rng: np.random.Generator, noise: Noise) -> AltText:
-    """Return one alt text for `scene`; a mismatched one describes `other`."""
-    mismatched = bool(rng.random() < noise.mismatched)
-    described = other if mismatched else scene
-    # Without misspellings: the four kinds of noise are all that differs from the clean text.
-    texts = write_captions(described, rng, misspelled=0.0)
-    clean = texts[rng.integers(len(texts))]
-    # First hypernyms, then dropped words, then boilerplate, whose words stay as they are.
-    words = [replace_noun(word) if rng.random() < noise.hypernyms else word for word in clean.split()]
-    words = _drop_words(words, noise.dropped_words, rng)
-    text = " ".join(words)
-    if rng.random() < noise.boilerplate:
-        text = BOILERPLATE[rng.integers(len(BOILERPLATE))].format(text)
-    return AltText(text=text, clean=clean, mismatched=mismatched)
-
-
-def replace_noun(word: str) -> str:
-    """Return `shapes,` for `squares,`; a word that names no shape is returned unchanged."""
-    bare = word.rstrip(".,")
-    if bare.lower() not in NOUNS:
-        return word
-    # Punctuation after the noun stays.
-    return ("shapes" if bare.lower() in _PLURALS else "shape") + word[len(bare) :]
-
-
-def _drop_words(words: list[str], share: float, rng: np.random.Generator) -> list[str]:
-    stays = rng.random(len(words)) >= share
-    if stays.sum() < min(_MIN_WORDS, len(words)):
-        return words
-    return [word for word, word_stays in zip(words, stays, strict=True) if word_stays]

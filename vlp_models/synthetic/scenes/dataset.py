@@ -2,8 +2,6 @@
 
 - `objects`: with an option of `SCENE_FILES` also the files of further datasets about the same images, which are written
   elsewhere; the other files stay the same, byte for byte.
-- `web`: the same scenes with one alt text each, in place of captions and questions; also as pairs.csv.
-  alt_texts.jsonl records the noise in each.
 - `sentences`: captions of scenes without images, one per line, for pretraining on text alone.
 
 Everything about an image is a function of (seed, split, its number in the split), so images can be made in any order
@@ -12,8 +10,6 @@ and a longer split starts with a shorter one's images. Only the balance of the q
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,20 +26,19 @@ from vlp_models.data.tables import SPLITS
 from vlp_models.errors import ParamsError
 from vlp_models.params import GeneratorParams
 from vlp_models.synthetic import SCENE_FILES
-from vlp_models.synthetic.scenes.captions import Noise, alt_text, write_captions
+from vlp_models.synthetic.scenes.captions import write_captions
 from vlp_models.synthetic.scenes.language import split_words
 from vlp_models.synthetic.scenes.questions import Balance, Question, annotate, choose
 from vlp_models.synthetic.scenes.scene import CATEGORIES, Scene, render, sample_scene
 
 PROCESSES = 2
 # the options of `generate` for further files about the scenes
-FILE_OPTIONS = ("vcr_per_image", "hypotheses_per_image", "pair_sentences", "simple_pair_sentences")
+FILE_OPTIONS = ("vcr_per_image", "hypotheses_per_image", "pair_sentences")
 MIN_SIDE, MAX_SIDE = 64, 1024
 _WORTH_A_POOL = 100  # images; with fewer, starting processes takes longer than drawing
 _PIECE = 16  # images that a process draws at a time
-# Random streams of an image, one per purpose. Those of further files (`SCENE_FILES`) are 4 to 6.
+# Random streams of an image, one per purpose. Those of contrib are 4 to 6 (reasoning_tasks), 8 and 9 (web_scenes).
 SCENE_STREAM, PIXEL_STREAM, CAPTION_STREAM, QUESTION_STREAM = 0, 1, 2, 3
-ALT_TEXT_STREAM, OTHER_SCENE_STREAM = 8, 9
 TEXT_SIDE = 64  # pixels; size of the scenes of `write_sentences`, which limits how objects overlap
 TEXT_STREAM = 77  # keeps them different from drawn scenes of the same seed
 _LICENSE = {"id": 1, "name": "CC0 1.0", "url": "https://creativecommons.org/publicdomain/zero/1.0/"}
@@ -85,6 +80,55 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
         ParamsError: a number in params.yaml is out of range, or settings contradict each other.
     """
     _check(params)
+    jobs = make_jobs(params, directory)
+    pictures: list[Picture] = []
+    answered: list[_Answered] = []
+    # Each split is balanced by itself, so in none of them an answer is more likely.
+    balances = {split: Balance() for split in SPLITS}
+    with progress_bar("drawing scenes", len(jobs), "images") as bar:
+        for job, scene in zip(jobs, draw_scenes(jobs), strict=True):
+            # while other processes draw the next images
+            captions = write_captions(scene, job.rng(CAPTION_STREAM), params.misspelled)
+            pictures.append(Picture(job=job, scene=scene, captions=captions))
+            question_rng = job.rng(QUESTION_STREAM)
+            questions = choose(scene, params.questions_per_image, balances[job.split], question_rng)
+            answered.append([(question, annotate(question, question_rng)) for question in questions])
+            bar.advance()
+    counts = write_coco(pictures, params, directory)
+    counts["questions"] = _write_questions(jobs, answered, directory)
+    for option, target in SCENE_FILES.items():
+        if getattr(params, option):
+            counts |= import_target(target)(pictures, params, directory)
+    return counts
+
+
+def _check(params: GeneratorParams) -> None:
+    if params.questions_per_image > 100:
+        raise ParamsError(
+            f"params.yaml: `generate`: `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
+        )
+    if params.simple_pair_sentences and not params.pair_sentences:
+        raise ParamsError(
+            "params.yaml: `generate`: `simple_pair_sentences` needs `pair_sentences`; set both or neither"
+        )
+    for key in FILE_OPTIONS:
+        if getattr(params, key) and key not in SCENE_FILES:
+            raise ParamsError(
+                f"params.yaml: `generate`: `{key}` needs the folder vlp_models/contrib/reasoning_tasks; restore it, or "
+                "remove the option"
+            )
+
+
+def make_jobs(params: GeneratorParams, directory: Path) -> list[ImageJob]:
+    """Make the folders of a dataset of scenes; return its images in order.
+
+    Raises:
+        ParamsError: `side` is out of range.
+    """
+    if not MIN_SIDE <= params.side <= MAX_SIDE:
+        raise ParamsError(
+            f"params.yaml: `generate`: `side` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.side}"
+        )
     images = directory / "images"
     (directory / "annotations").mkdir(parents=True)
     images.mkdir()
@@ -96,69 +140,25 @@ def write(params: GeneratorParams, directory: Path) -> dict[str, int]:
             path = images / f"COCO_scenes_{image_id:012d}.png"
             job = ImageJob(seed=params.seed, split=split, number=number, image_id=image_id, side=params.side, path=path)
             jobs.append(job)
-    scenes: list[Scene] = []
-    texts: list[list[str]] = []
-    answered: list[_Answered] = []
-    # Each split is balanced by itself, so in none of them an answer is more likely.
-    balances = {split: Balance() for split in SPLITS}
-    with progress_bar("drawing scenes", len(jobs), "images") as bar:
-        for job, scene in zip(jobs, _render_all(jobs), strict=True):
-            scenes.append(scene)
-            if params.generator != "web":  # while other processes draw the next images
-                texts.append(write_captions(scene, job.rng(CAPTION_STREAM), params.misspelled))
-                question_rng = job.rng(QUESTION_STREAM)
-                questions = choose(scene, params.questions_per_image, balances[job.split], question_rng)
-                answered.append([(question, annotate(question, question_rng)) for question in questions])
-            bar.advance()
-    if params.generator == "web":
-        texts = _write_alt_texts(jobs, scenes, Noise.of(params), directory)
-    _write_captions(jobs, texts, directory)
+    return jobs
+
+
+def write_coco(pictures: Sequence[Picture], params: GeneratorParams, directory: Path) -> dict[str, int]:
+    """Write captions and objects in COCO's format, and the scene graphs; return counts."""
+    jobs, scenes = [picture.job for picture in pictures], [picture.scene for picture in pictures]
+    _write_captions(jobs, [picture.captions for picture in pictures], directory)
     boxes = _write_instances(jobs, scenes, directory)
-    counts = {
-        **{split: getattr(params, split) for split in SPLITS},
-        "images": len(jobs),
-        "captions": sum(map(len, texts)),
-        "objects": boxes,
-        "questions": 0 if params.generator == "web" else _write_questions(jobs, answered, directory),
-    }
-    pictures = [
-        Picture(job=job, scene=scene, captions=captions)
-        for job, scene, captions in zip(jobs, scenes, texts, strict=True)
-    ]
-    for option, target in SCENE_FILES.items():
-        if getattr(params, option):
-            counts |= import_target(target)(pictures, params, directory)
     lines = [json.dumps(scene.to_dict()) + "\n" for scene in scenes]
     (directory / "scenes.jsonl").write_text("".join(lines), encoding="utf-8")
-    return counts
+    return {
+        **{split: getattr(params, split) for split in SPLITS},
+        "images": len(jobs),
+        "captions": sum(len(picture.captions) for picture in pictures),
+        "objects": boxes,
+    }
 
 
-def _check(params: GeneratorParams) -> None:
-    if not MIN_SIDE <= params.side <= MAX_SIDE:
-        raise ParamsError(
-            f"params.yaml: `generate`: `side` must be {MIN_SIDE} to {MAX_SIDE} pixels; found {params.side}"
-        )
-    if params.questions_per_image > 100:
-        raise ParamsError(
-            f"params.yaml: `generate`: `questions_per_image` must be 0 to 100; found {params.questions_per_image}"
-        )
-    extras = [key for key in FILE_OPTIONS if getattr(params, key)]
-    if params.generator == "web" and extras:
-        names = ", ".join(f"`{key}`" for key in extras)
-        raise ParamsError(f"params.yaml: the generator `web` writes alt texts only; drop {names}, or use `objects`")
-    if params.simple_pair_sentences and not params.pair_sentences:
-        raise ParamsError(
-            "params.yaml: `generate`: `simple_pair_sentences` needs `pair_sentences`; set both or neither"
-        )
-    for key in extras:
-        if key not in SCENE_FILES and key != "simple_pair_sentences":
-            raise ParamsError(
-                f"params.yaml: `generate`: `{key}` needs the folder vlp_models/contrib/reasoning_tasks; restore it, or "
-                "remove the option"
-            )
-
-
-def _render_all(jobs: list[ImageJob]) -> Iterator[Scene]:
+def draw_scenes(jobs: list[ImageJob]) -> Iterator[Scene]:
     """Draw the images, several at a time; yield their scenes in order."""
     workers = cpu_count(PROCESSES)
     if workers == 1 or len(jobs) < _WORTH_A_POOL:
@@ -179,30 +179,7 @@ def _render_one(job: ImageJob) -> Scene:
     return scene
 
 
-def _write_alt_texts(jobs: list[ImageJob], scenes: list[Scene], noise: Noise, directory: Path) -> list[list[str]]:
-    """Write pairs.csv, and alt_texts.jsonl with the noise of each alt text. Return a list of alt texts per image.
-
-    A mismatched one describes an extra scene without an image, so an image's alt text never depends on the number of
-    images.
-    """
-    alt_texts = []
-    for job, scene in zip(jobs, scenes, strict=True):
-        other = sample_scene(job.rng(OTHER_SCENE_STREAM), image_id="", split=job.split, side=job.side)
-        alt_texts.append(alt_text(scene, other, job.rng(ALT_TEXT_STREAM), noise))
-    with (directory / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["image", "caption", "split"])
-        for job, alt in zip(jobs, alt_texts, strict=True):
-            rows.writerow([f"images/{job.path.name}", alt.text, job.split])
-    lines = [
-        json.dumps({"image_id": str(job.image_id), **dataclasses.asdict(alt)}) + "\n"
-        for job, alt in zip(jobs, alt_texts, strict=True)
-    ]
-    (directory / "alt_texts.jsonl").write_text("".join(lines), encoding="utf-8")
-    return [[alt.text] for alt in alt_texts]
-
-
-def _write_captions(jobs: list[ImageJob], texts: list[list[str]], directory: Path) -> None:
+def _write_captions(jobs: list[ImageJob], texts: Sequence[Sequence[str]], directory: Path) -> None:
     """Write COCO captions, and the same captions in Karpathy's split file."""
     annotations: list[dict[str, Any]] = []
     split_file = []

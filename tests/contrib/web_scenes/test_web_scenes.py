@@ -1,4 +1,4 @@
-"""The generators `web` and `sentences`: noise has the requested rates, and both formats are readable."""
+"""The generator `web`: noise has the requested rates, and both formats are readable."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import csv
 import dataclasses
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vlp_models.contrib.web_scenes.dataset import BOILERPLATE, NOUNS, write
 from vlp_models.data.formats import read_source
 from vlp_models.errors import ParamsError
 from vlp_models.params import DatasetParams, GeneratorParams
-from vlp_models.synthetic.scenes.captions import BOILERPLATE, NOUNS
-from vlp_models.synthetic.scenes.dataset import write, write_sentences
-from vlp_models.synthetic.scenes.language import VOCABULARY, check, split_words
+from vlp_models.synthetic.scenes.language import check, split_words
 
 WEB = GeneratorParams(generator="web", seed=5, train=600, val=5, test=5, side=64)
 SHARES = ("mismatched", "hypernyms", "dropped_words", "boilerplate")
@@ -114,32 +112,7 @@ def test_longer_dataset_starts_with_the_shorter_ones_alt_texts(web: Path, tmp_pa
     assert short[:30] == long[:30]
 
 
-@pytest.mark.parametrize("change", [{"side": 63}, {"questions_per_image": 101}, {"vcr_per_image": 2}])
+@pytest.mark.parametrize("change", [{"side": 63}, {"vcr_per_image": 2}, {"simple_pair_sentences": 2}])
 def test_invalid_web_params_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ParamsError, match=next(iter(change))):
         write(dataclasses.replace(WEB, **change), tmp_path)
-
-
-@pytest.mark.slow
-def test_captions_without_misspellings_are_all_true(tmp_path: Path) -> None:
-    write(GeneratorParams(generator="objects", seed=2, train=60, val=0, test=0, side=64, misspelled=0.0), tmp_path)
-    scenes = {s["image_id"]: s for s in map(json.loads, (tmp_path / "scenes.jsonl").read_text().splitlines())}
-    annotations = json.loads((tmp_path / "annotations" / "captions_scenes.json").read_text())["annotations"]
-    for row in annotations:
-        assert set(split_words(row["caption"])) <= VOCABULARY
-        assert check(row["caption"], scenes[str(row["image_id"])]).true
-
-
-PARAMS = GeneratorParams(generator="sentences", seed=3, train=4, val=1, test=0)
-
-
-def test_sentences_has_five_per_scene_and_is_readable(tmp_path: Path) -> None:
-    counts = write_sentences(PARAMS, tmp_path / "one")
-    assert counts == {"train": 20, "val": 5, "test": 0, "texts": 25}
-    write_sentences(PARAMS, tmp_path / "two")
-    write_sentences(replace(PARAMS, seed=4), tmp_path / "other")
-    one, two, other = ((tmp_path / name / "train.txt").read_bytes() for name in ("one", "two", "other"))
-    assert one == two != other
-    source = DatasetParams.of(format="texts", root="one", texts={"train": ["train.txt"], "val": ["val.txt"]})
-    rows = read_source("corpus", source, tmp_path)["texts"]
-    assert len(rows) == 25 and all(len(row["text"].split()) > 2 for row in rows)
