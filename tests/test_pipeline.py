@@ -227,29 +227,6 @@ def test_lost_registry_is_restored_by_the_next_run(clone: Path) -> None:
         (clone / "lost.db").replace(clone / "mlflow.db")
 
 
-@pytest.mark.long
-def test_queued_experiment_uses_the_projects_registry(clone: Path) -> None:
-    commit(clone, "before the queue")
-    versions = (clone / "reports" / "registered.json").read_bytes()
-    run(clone, "dvc", "exp", "run", "--queue", "-S", "evaluate.bootstrap=61")
-    done = run(clone, "dvc", "exp", "run", "--run-all")
-    ran = stages_run(done.stdout + done.stderr)
-    assert {"evaluate@tden-vqa", "register", "report"} <= ran and "pretrain@tden" not in ran
-    assert "Success" in run(clone, "dvc", "queue", "status").stdout
-    assert (clone / "reports" / "registered.json").read_bytes() == versions
-
-
-def test_invalid_params_stop_the_run_before_any_stage(clone: Path) -> None:
-    text = (clone / "params.yaml").read_text()
-    try:
-        (clone / "params.yaml").write_text(text.replace("max_bad_fraction", "max_bad_fractoin"))
-        done = run(clone, "vlp", "run", check=False)
-        assert done.returncode == 2
-        assert "did you mean `max_bad_fraction`" in done.stderr
-    finally:
-        (clone / "params.yaml").write_text(text)
-
-
 def test_checkpoint_of_another_detector_is_rejected(clone: Path, tmp_path: Path) -> None:
     from vlp_models.errors import CheckpointError
     from vlp_models.serving.bundle import write_content

@@ -150,31 +150,6 @@ def test_result_that_dvc_did_not_record_is_restored(project: Project, fresh: tup
 
 
 @pytest.mark.pipeline
-def test_first_training_after_a_change_is_restored_if_dvc_is_killed_at_its_end(
-    project: Project, fresh: tuple[bytes, bytes]
-) -> None:
-    assert project.run("vlp", "run")[0] == 0
-    params = project.folder / "params.yaml"
-    text = params.read_text()
-    (earlier,) = project.folder.glob(".work/pretrain-tden/*/finished.json")
-    try:
-        params.write_text(text.replace("max_epochs: 8", "max_epochs: 9"))
-        first = project.start("vlp", "run")
-        wait_for(lambda: set(project.folder.glob(".work/pretrain-tden/*/finished.json")) - {earlier}, 400)
-        os.kill(project.pid("dvc"), signal.SIGKILL)
-        output, _ = first.communicate(timeout=60)
-        assert first.returncode != 0 and "steps  loss" in output and "was edited" not in output, output
-        code, output = project.run("vlp", "run")
-        assert code == 0 and "restored the result of a finished run" in output, output
-        assert "steps  loss" not in output, "not trained again"
-        entry = yaml.safe_load((project.folder / "dvc.lock").read_text())["stages"]["pretrain@tden"]
-        assert entry["params"]["params.yaml"]["pretrain.tden"]["max_epochs"] == 9
-        assert project.result != fresh
-    finally:
-        params.write_text(text)
-
-
-@pytest.mark.pipeline
 def test_full_disk_is_an_error_message_and_nothing_is_lost(project: Project, fresh: tuple[bytes, bytes]) -> None:
     code, output = project.run("vlp", "stage", "pretrain", "tden", file_limit=20_000)
     assert code == 2 and "free some space" in output and "Traceback" not in output, output

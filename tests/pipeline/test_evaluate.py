@@ -30,15 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_items_suffice")]
 
 ANSWERS = ["yes", "no", "1", "2", "red", "blue"]
 CLASSES = ["background", "circle", "square"]
-SIZES = {
-    "hidden": 16,
-    "heads": 2,
-    "intermediate": 32,
-    "object_layers": 1,
-    "sentence_layers": 1,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-}
+LAYERS = dict.fromkeys(("object_layers", "sentence_layers", "encoder_layers", "decoder_layers"), 1)
+SIZES = {"hidden": 16, "heads": 2, "intermediate": 32, **LAYERS}
 
 
 @pytest.fixture(scope="module")
@@ -142,24 +135,8 @@ def test_every_image_and_question_is_predicted_once(workspace: Workspace) -> Non
 
 
 def test_prediction_records_match_the_contract(workspace: Workspace, params: Params) -> None:
-    keys = {
-        *(
-            "dataset",
-            "split",
-            "model",
-            "family",
-            "run",
-            "variant",
-            "task",
-            "metric",
-            "value",
-            "low",
-            "high",
-            "baselines",
-            "n",
-        ),
-        *("seed", "seconds", "peak_memory_mb", "git", "data", "note", "leakage"),
-    }
+    keys = {"dataset", "split", "model", "family", "run", "variant", "task", "metric", "value", "low", "high", "n"}
+    keys |= {"baselines", "seed", "seconds", "peak_memory_mb", "git", "data", "note", "leakage"}
     for run in params.finetune:
         for record in scores(workspace, run).values():
             assert set(record) == keys

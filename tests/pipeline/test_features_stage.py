@@ -81,14 +81,6 @@ def test_partial_chunks_of_lost_workers_are_removed(workspace: Workspace, monkey
     assert [path.name for path in (workspace.root / ".work" / "features").iterdir()] == ["kept"]
 
 
-def test_equal_work_gives_equal_bytes(workspace: Workspace) -> None:
-    run(params_with(features=LENIENT), workspace)
-    before = hash_path(workspace.features)
-    forget(workspace)
-    run(params_with(features=LENIENT), workspace)
-    assert hash_path(workspace.features) == before
-
-
 def add_image(workspace: Workspace, image_id: str, color: str) -> None:
     """One more image without boxes, whose id comes before, between or after the others."""
     path = workspace.root / "images" / f"{color}.png"

@@ -106,30 +106,27 @@ def test_config_updates_the_config_of_the_start(workspace: Workspace) -> None:
     assert read_config(workspace.checkpoint("pretrain/tden")).model_config["dropout"] != 0.3
 
 
-def test_checkpoint_with_other_features_or_vocabulary_is_refused(workspace: Workspace) -> None:
+def test_checkpoint_with_other_features_classes_or_vocabulary_is_refused(workspace: Workspace) -> None:
+    """Classes count by name: imported features may share a detector_id. Nothing is trained."""
     config = workspace.checkpoint("pretrain/tden") / "config.json"
     text = config.read_text()
-    (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
-    config.write_text(text.replace('"detector_id": "toy"', '"detector_id": "other"'))
-    with pytest.raises(CheckpointError, match="detector_id 'other', but the shards have 'toy'"):
-        finetune.run(params_of(workspace), workspace, "vqa")
+    (config.parent / "SHA256SUMS").unlink()
+    classes = ["background", "disc", "box", "star"]
+    for change, message in (
+        ({"detector_id": "other"}, "detector_id 'other', but the shards have 'toy'"),
+        (
+            {"classes": classes},
+            r"pretrain/tden: made from features with 3 classes \(disc, box, \.\.\.\), but the shards have "
+            r"another detector's or backbone's with 3 classes \(circle, square, \.\.\.\); run `dvc repro`",
+        ),
+    ):
+        config.write_text(json.dumps(json.loads(text) | change))
+        with pytest.raises(CheckpointError, match=message):
+            finetune.run(params_of(workspace), workspace, "vqa")
     config.write_text(text)
-    with (workspace.checkpoint("pretrain/tden") / "vocab.txt").open("a") as file:
+    with (config.parent / "vocab.txt").open("a") as file:
         file.write("new\n")
     with pytest.raises(CheckpointError, match="vocabulary differs"):
-        finetune.run(params_of(workspace), workspace, "vqa")
-
-
-def test_checkpoint_with_other_classes_is_refused(workspace: Workspace) -> None:
-    """As many, and by the same detector_id, which imported features may share; before anything is trained."""
-    (workspace.checkpoint("pretrain/tden") / "SHA256SUMS").unlink()
-    config = workspace.checkpoint("pretrain/tden") / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"classes": ["background", "disc", "box", "star"]}))
-    with pytest.raises(
-        CheckpointError,
-        match=r"pretrain/tden: made from features with 3 classes \(disc, box, \.\.\.\), but the shards have "
-        r"another detector's or backbone's with 3 classes \(circle, square, \.\.\.\); run `dvc repro`",
-    ):
         finetune.run(params_of(workspace), workspace, "vqa")
     assert not workspace.checkpoint("finetune/vqa").exists()
 

@@ -115,13 +115,6 @@ def test_external_images_need_allow_external_images(workspace: Workspace) -> Non
     assert read_table("images", out).num_rows == 5, "a folder that params.yaml names"
 
 
-def test_equal_input_gives_equal_bytes(workspace: Workspace) -> None:
-    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
-    first = hash_path(workspace.interim("pairs"))
-    prepare.run(params_for(pairs=PAIRS), workspace, "pairs")
-    assert hash_path(workspace.interim("pairs")) == first
-
-
 def test_listed_size_must_match_the_file(workspace: Workspace) -> None:
     images = [
         {"id": 1, "file_name": "good-1.jpg", "width": 300, "height": 200},
@@ -213,17 +206,8 @@ def test_parallel_result_equals_sequential_with_refused_rows(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused at the front, between and at the end: they are not opened, and keep their places."""
-    names = [
-        "../a.jpg",
-        "good-1.jpg",
-        "/b.jpg",
-        "../c.jpg",
-        "no.jpg",
-        "good-2.jpg",
-        "cut.jpg",
-        "good-3.png",
-        "../d.jpg",
-    ]
+    names = ["../a.jpg", "good-1.jpg", "/b.jpg", "../c.jpg", "no.jpg"]
+    names += ["good-2.jpg", "cut.jpg", "good-3.png", "../d.jpg"]
     listing = workspace.raw("pairs") / "pairs.csv"
     listing.write_text("\n".join(["image,caption", *(f"{name},a caption" for name in names)]))
     prepare.run(params_for(pairs=PAIRS), workspace, "pairs")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from toy_dataset import TINY, TRAINER, write_workspace
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import DataError
 from vlp_models.params import Params, load_params, to_plain
 from vlp_models.pipeline.stages import initial, pretrain
 
@@ -158,15 +158,6 @@ def test_scheduled_sampling_starts_from_a_single_pass_run(tmp_path: Path) -> Non
     assert not same(weights(workspace, "pretrain/two-pass"), weights(workspace, "pretrain/tden"))
     header = workspace.curve("pretrain/two-pass").read_text().partition("\n")[0].split(",")
     assert {"mlm", "msg", "ism", "mlm_pass2", "msg_pass2", "moc_pass2", "val_loss"} <= set(header)
-
-    config = workspace.checkpoint("pretrain/tden") / "config.json"
-    (config.parent / "SHA256SUMS").unlink()
-    config.write_text(config.read_text().replace('"detector_id": "toy"', '"detector_id": "other"'))
-    with pytest.raises(CheckpointError, match="detector_id 'other'"):
-        pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
-    config.write_text(config.read_text().replace('"star"', '"moon"').replace('"circle"', '"disc"'))
-    with pytest.raises(CheckpointError, match=r"3 classes \(disc, square, \.\.\.\), .* 3 classes \(circle, square"):
-        pretrain.run(with_(params, "two-pass", batch_size=4), workspace, "two-pass")
 
 
 def test_other_config_loads_what_fits_and_logs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
-from vlp_models.errors import CheckpointError, DataError, MissingToolError
+from vlp_models.errors import CheckpointError, MissingToolError
 from vlp_models.params import Params, TimmParams, to_plain
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.stages import detector, plan
@@ -89,21 +89,6 @@ def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Work
     served = predictor.extractor.extract([open_image(picture)])[0]
     np.testing.assert_array_equal(served.features, stored.features)
     assert stored.features.shape == (16, 328) and isinstance(predictor.predict([picture])[0]["caption"], str)
-
-
-def test_extraction_resumes_by_chunk(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = workspace.root / "images" / "5.png"  # of the second chunk
-    image.rename(image.with_suffix(".away"))
-    with pytest.raises(DataError, match=r"5\.png"):
-        run(timm_params(), workspace)
-    image.with_suffix(".away").rename(image)
-    written: list[int] = []
-    write_chunk = storage.write_chunk
-    monkeypatch.setattr(
-        storage, "write_chunk", lambda work, number, images: written.append(number) or write_chunk(work, number, images)
-    )
-    run(timm_params(), workspace)
-    assert written == [1, 2]
 
 
 def test_other_weights_are_other_regions(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
