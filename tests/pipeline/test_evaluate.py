@@ -269,13 +269,13 @@ def test_evaluate_on_scores_any_dataset(workspace: Workspace, params: Params) ->
         evaluate.run(dataclasses.replace(params, finetune={"vqa": lost}), workspace, "vqa")
 
 
-def test_errors_name_the_way_out(workspace: Workspace, params: Params) -> None:
+def test_errors_name_the_way_out(workspace: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParamsError, match="no run `vaq`"):
         evaluate.run(params, workspace, "vaq")
     with pytest.raises(DataError, match="finetune@other"):
         evaluate.run(dataclasses.replace(params, finetune={"other": params.finetune["vqa"]}), workspace, "other")
     before = (workspace.evaluation("vqa") / "scores.json").read_bytes()
-    only_train = dataclasses.replace(params, evaluate=dataclasses.replace(params.evaluate, splits=["train"]))
-    with pytest.raises(DataError, match="nothing to score in train"):
-        evaluate.run(only_train, workspace, "vqa")
+    monkeypatch.setattr("vlp_models.evaluation.predict.predict_all", lambda *_, **options: ([], []))
+    with pytest.raises(DataError, match="nothing to score in test"):
+        evaluate.run(params, workspace, "vqa")
     assert (workspace.evaluation("vqa") / "scores.json").read_bytes() == before
