@@ -24,7 +24,7 @@ from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
-from vlp_models.training import STRATEGIES
+from vlp_models.training import sharded_strategy
 from vlp_models.vision import pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
@@ -83,8 +83,8 @@ def check_runs(params: Params) -> None:
         _check_pretraining(name, pretraining, params)
     for name, finetuning in params.finetune.items():
         _check_finetuning(name, finetuning, params)
-    if params.trainer.strategy == "fsdp" and not STRATEGIES:
-        raise MissingToolError("params.yaml: `trainer.strategy: fsdp` needs vlp_models/contrib/fsdp, not installed")
+    if params.trainer.strategy == "fsdp":
+        sharded_strategy()  # a missing folder of contrib is an error here, not in a training
     if params.augment and "augment" not in STAGES:
         raise MissingToolError("params.yaml: `augment` needs vlp_models/contrib/augment, which is not installed")
     for name, augment in params.augment.items():  # it starts from a fine-tuned captioner

@@ -30,7 +30,7 @@ from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.params import TrainerParams
-from vlp_models.training import STRATEGIES
+from vlp_models.training import sharded_strategy
 
 logger = get_logger(__name__)
 
@@ -44,8 +44,8 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
     """Return Lightning's Trainer for the section `trainer` of params.yaml.
 
     Raises:
-        ParamsError: a device or precision this machine lacks, a strategy that does not support the
-            model or the device, or a number of processes other than the launcher started.
+        ParamsError: a device or precision this machine lacks, a strategy that does not support the model or the
+            device, or a number of processes other than the launcher started. MissingToolError: no contrib/fsdp.
     """
     # With RANK, a launcher such as torchrun has started the processes, and decided how many there are.
     processes = params.devices * params.num_nodes
@@ -65,8 +65,8 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
         )
     try:
         strategy: Strategy | str = "auto"
-        if params.strategy in STRATEGIES:
-            strategy = import_target(STRATEGIES[params.strategy])(params, model, processes)
+        if params.strategy == "fsdp":
+            strategy = import_target(sharded_strategy())(params, model, processes)
         elif params.strategy == "ddp" or processes > 1:
             # A task leaves parts of the model unused (ISM's poolers, for example), which plain DDP treats as an error.
             strategy = DDPStrategy(find_unused_parameters=True)
