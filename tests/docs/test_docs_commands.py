@@ -15,12 +15,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from cloned_project import copy_project, new_clone
 from documented_pages import HELPERS, PROGRAMS, Block, Change, read_blocks, replaced, run_blocks
+from flow_project import Listener
 from photos import photo
 from s3_server import BUCKET, s3_server
 from stand_ins import free_port
@@ -289,23 +289,11 @@ def write_visual_genome(raw: Path) -> None:
 
 
 @contextmanager
-def webhook() -> Iterator[tuple[str, list[str]]]:
-    """Yield the URL of a webhook, and the list of the states that are posted to it."""
-    states: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            states.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["state"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def webhook() -> Iterator[Listener]:
+    server = Listener()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/hook", states
+        yield server
     finally:
         server.shutdown()
         server.server_close()
@@ -325,12 +313,11 @@ def surroundings(blocks: list[Block], folder: Path) -> Iterator[tuple[dict[str, 
             server = stack.enter_context(s3_server())
             variables |= {"AWS_ENDPOINT_URL": server.address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
             variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        states = ["Completed"]
-        if "flow.webhook" in text:
-            url, states = stack.enter_context(webhook())
-            values["{webhook}"] = variables["VLP_WEBHOOK"] = url
+        hook = stack.enter_context(webhook()) if "flow.webhook" in text else None
+        if hook is not None:
+            values["{webhook}"] = variables["VLP_WEBHOOK"] = hook.url
         yield values, variables
-        assert "Completed" in states, f"posted to the webhook: {states}"
+        assert hook is None or "Completed" in [body["state"] for body in hook.bodies]
 
 
 def without_photographs(blocks: list[Block]) -> list[Block]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Collection
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cloned_project import environment, new_clone
+from prefect_server import free_port
 
 from vlp_models.cli.project import TEMPLATE, template_files
 
@@ -173,9 +173,7 @@ def test_a_folder_in_use_and_an_unknown_template_are_refused(vlp: Installation, 
 def test_the_unattended_stack_runs_a_deployment_without_a_clone(vlp: Installation, tmp_path: Path) -> None:
     vlp(tmp_path, "vlp init project")
     project = tmp_path / "project"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     try:
         vlp(project, f"vlp use tiny && git commit -qam 'Small' && vlp up --port {port}")
         api = f"PREFECT_API_URL=http://127.0.0.1:{port}/api NO_PROXY=127.0.0.1"
