@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from vlp_models.errors import DataError
-from vlp_models.serving.images import check_image, check_images, open_image, open_images
+from vlp_models.serving.images import check_image, check_images, open_image
 
 
 def png(width: int = 8, height: int = 6) -> bytes:
@@ -224,10 +224,10 @@ def test_several_images_come_as_a_list(tmp_path: Path) -> None:
         np.stack([array] * 2),
         [array.tolist()] * 2,
     ):
-        assert [np.array_equal(np.asarray(one), array) for one in open_images(value, 2)] == [True, True]
-    assert len(open_images(array.tolist(), 1)) == 1
+        assert [np.array_equal(np.asarray(one.open()), array) for one in check_images(value, 2)] == [True, True]
+    assert len(check_images(array.tolist(), 1)) == 1
     for value, found in ((str(path), "str"), ([str(path)], "1"), ([str(path)] * 3, "3"), (array, "ndarray")):
         with pytest.raises(DataError, match=f"takes 2 images per request, as a list; found {found}"):
-            open_images(value, 2)
+            check_images(value, 2)
     with pytest.raises(DataError, match="neither a file nor a base64 image"):
-        open_images([str(path), "nowhere.png"], 2)
+        check_images([str(path), "nowhere.png"], 2)

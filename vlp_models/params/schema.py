@@ -72,7 +72,9 @@ def contrib_sections(cls: type) -> dict[str, Any]:
     """Return name -> dataclass of the sections that folders of contrib have in a section."""
     if not issubclass(cls, Extensible):
         return {}
-    return {name: import_target(SECTIONS[cls.prefix + name]) for name in _below(cls.prefix, SECTIONS)}
+    # `finetune.NAME.` -> {`lora`: ...}; a name with a dot is that of a section further down.
+    below = {name.removeprefix(cls.prefix): name for name in SECTIONS if name.startswith(cls.prefix)}
+    return {key: import_target(SECTIONS[name]) for key, name in below.items() if "." not in key}
 
 
 def check_key(cls: type, key: str, where: str, file: str) -> None:
@@ -94,12 +96,6 @@ def check_key(cls: type, key: str, where: str, file: str) -> None:
 
 def _absent(key: str, folder: str, file: str) -> ParamsError:
     return ParamsError(f"{file}: `{key}` needs vlp_models/contrib/{folder}, which is not installed")
-
-
-def _below(prefix: str, names: Iterable[str]) -> list[str]:
-    """Return the last parts of the dotted names that are directly below a prefix."""
-    last_parts = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return [name for name in last_parts if "." not in name]
 
 
 def build(cls: type[T], raw: dict[str, Any], *, where: str, file: str = "params.yaml") -> T:

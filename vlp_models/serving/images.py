@@ -60,11 +60,6 @@ class CheckedImage:
             raise (DataError(self.damaged) if self.damaged else _explain(error, self.name)) from None
 
 
-def open_images(value: Any, count: int) -> list[Image.Image]:
-    """Open the images that `check_images` checks."""
-    return [image.open() for image in check_images(value, count)]
-
-
 def check_images(value: Any, count: int, *, untrusted: bool = False) -> list[CheckedImage]:
     """Check the images of one request: a single value for one image, a list of `count` values for several.
 

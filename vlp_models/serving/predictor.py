@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, DataError, VLPError
-from vlp_models.serving.images import MAX_REQUEST_PIXELS, CheckedImage, check_images, open_images
+from vlp_models.serving.images import MAX_REQUEST_PIXELS, CheckedImage, check_images
 from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Predictor(ImageModel):
         groups: list[list[Picture]] = []
         pixels = 0
         for number, value in enumerate(images, start=1):
-            groups.append(open_images(value, self.request.images))
+            groups.append([image.open() for image in check_images(value, self.request.images)])
             pixels += sum(image.width * image.height for image in groups[-1])
             # A batch is complete: `number` images have been read, the last `len(groups)` of them are in it.
             if number == len(images) or len(groups) == ROWS_AT_ONCE or pixels > PIXELS_AT_ONCE:

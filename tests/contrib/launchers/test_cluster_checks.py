@@ -53,9 +53,7 @@ def test_without_an_address_there_is_no_cluster(tmp_path: Path) -> None:
 
 def test_without_ray_the_error_names_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingToolError, match=r"`cluster\.address` needs Ray; run `uv pip .* requirements-cluster\.lock`"
-    ):
+    with pytest.raises(MissingToolError, match=r"`cluster\.address` needs Ray; run .* requirements-cluster\.lock`"):
         connected("auto").__enter__()
 
 
@@ -89,11 +87,8 @@ def test_a_server_that_is_not_rays_is_an_error_within_seconds(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ("", r"node \S+ has no package vlp_models; install vlp-flows "),
-        (
-            "vlp_models/__init__.py",
-            r"node \S+ has another version of vlp_models in .*__init__\.py .*; install vlp-flows ",
-        ),
+        ("", r"has no package vlp_models"),
+        ("vlp_models/__init__.py", r"has another version of vlp_models in .*__init__\.py .*"),
     ],
     ids=["no package", "an older one"],
 )
@@ -120,7 +115,7 @@ def test_a_worker_without_this_package_is_an_error(tmp_path: Path, package: str,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.match(f"refused {words}", done.stdout), done.stdout
+    assert re.match(rf"refused node \S+ {words}; install vlp-flows ", done.stdout), done.stdout
 
 
 def test_a_worker_checks_package_versions_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +138,8 @@ def test_a_worker_checks_package_versions_and_folders(tmp_path: Path, monkeypatc
 def test_errors_of_chunks_name_the_node(tmp_path: Path) -> None:
     with shared_setup(tmp_path) as setup:
         outcome, error = run(setup, fail, "data")
-        assert (outcome, type(error), str(error)) == (
-            "failed",
-            DataError,
-            "images/1.png: damaged (on node gpu7 (10.0.0.7))",
-        )
+        assert outcome == "failed" and type(error) is DataError
+        assert str(error) == "images/1.png: damaged (on node gpu7 (10.0.0.7))"
         outcome, error = run(setup, fail, "system")
         assert outcome == "failed" and error.filename == "1.png"
         assert error.__notes__[0].startswith("on node gpu7 (10.0.0.7):\nTraceback")

@@ -25,7 +25,7 @@ from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, STOP, Launch, i
 from vlp_models.contrib.launchers.machine import describe_machine
 from vlp_models.contrib.launchers.params import KubeflowParams, LaunchersParams, TorchrunParams
 from vlp_models.errors import LaunchError, MissingToolError, Terminated
-from vlp_models.params import Params, load_params
+from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.guard import LAUNCHED, RECORDED
 from vlp_models.pipeline.unrecorded_results import restore_unrecorded_result, save_unrecorded_result
 
@@ -33,15 +33,11 @@ OTHER = {"package": {"package": "vlp-flows", "version": "9.9", "code": "f" * 64}
 ROOT = Path(__file__).parents[3]
 
 
-def params(tmp_path: Path, **trainer: Any) -> Params:
+def start(tmp_path: Path, section: LaunchersParams | None = None, **trainer: Any) -> int:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
-    raw["trainer"] |= trainer
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
-    return load_params(tmp_path / "params.yaml")
-
-
-def start(tmp_path: Path, **trainer: Any) -> int:
-    return launch(params(tmp_path, **trainer), Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+    params = parse_params(raw | {"trainer": raw["trainer"] | trainer})
+    params = dataclasses.replace(params, sections=params.sections | ({"launchers": section} if section else {}))
+    return launch(params, Workspace(tmp_path), "pretrain", "tden", "params.yaml")
 
 
 @pytest.fixture
@@ -77,32 +73,23 @@ def test_an_engine_without_its_package_is_refused(tmp_path: Path, kind: str, mon
     monkeypatch.setitem(sys.modules, seam.PACKAGES[kind], None)
     monkeypatch.delitem(sys.modules, seam.LAUNCHERS[kind].partition(":")[0], raising=False)
     with pytest.raises(MissingToolError, match=rf"vlp-flows\[{kind}\]"):
-        launch(
-            params(tmp_path, launcher=kind, accelerator="cpu"), Workspace(tmp_path), "pretrain", "tden", "params.yaml"
-        )
+        start(tmp_path, launcher=kind, accelerator="cpu")
 
 
 @pytest.mark.parametrize("key", ["image", "volume"])
 def test_kubeflow_needs_an_image_and_a_volume(tmp_path: Path, key: str) -> None:
     pytest.importorskip("kubeflow")
-    made = params(tmp_path, launcher="kubeflow", accelerator="cpu")
-    given = {"image": "example.org/vlp:1", "volume": "project", key: ""}
-    made = dataclasses.replace(made, sections={"launchers": LaunchersParams(kubeflow=KubeflowParams(**given))})
+    settings = {"image": "example.org/vlp:1", "volume": "project", key: ""}
+    section = LaunchersParams(kubeflow=KubeflowParams(**settings))
     with pytest.raises(LaunchError, match=rf"needs `launchers\.kubeflow\.{key}`"):
-        launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml")
+        start(tmp_path, section, launcher="kubeflow", accelerator="cpu")
 
 
 def test_slurm_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="are you indeed on a slurm cluster"):
-        launch(
-            params(tmp_path, launcher="slurm", accelerator="cpu"),
-            Workspace(tmp_path),
-            "pretrain",
-            "tden",
-            "params.yaml",
-        )
+        start(tmp_path, launcher="slurm", accelerator="cpu")
 
 
 def test_a_node_that_does_not_see_the_folder_reports_it(tmp_path: Path) -> None:
@@ -115,23 +102,17 @@ def test_a_node_that_does_not_see_the_folder_reports_it(tmp_path: Path) -> None:
     [
         ({"machine": OTHER}, r"has another vlp_models \(version .*install the same one there: version 9\.9"),
         ({"gpu": True, "devices": 64}, r"has \d+ GPUs; `trainer\.devices: 64`"),
+        ({"nodes": 2}, r"host name no-such-host\.invalid does not resolve; add it to /etc/hosts"),
     ],
-    ids=["another version", "too few GPUs"],
+    ids=["another version", "too few GPUs", "host name"],
 )
-def test_a_node_that_cannot_take_part_ends_the_training(wanted: Launch, change: dict[str, Any], message: str) -> None:
-    write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | change)
-    assert node.run_node(wanted.folder, 0) == 0
-    with pytest.raises(LaunchError, match=rf"pretrain@tden: .*{message}"):
-        seam._exit_code(wanted, "ended")
-
-
-def test_a_node_of_several_whose_host_name_does_not_resolve_ends_the_training(
-    wanted: Launch, monkeypatch: pytest.MonkeyPatch
+def test_a_node_that_cannot_take_part_ends_the_training(
+    wanted: Launch, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: "no-such-host.invalid")
-    write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | {"nodes": 2})
+    write_json(wanted.folder / LAUNCH, dataclasses.asdict(wanted) | change)
     assert node.run_node(wanted.folder, 0, "127.0.0.1:29500") == 0
-    with pytest.raises(LaunchError, match=r"host name no-such-host\.invalid does not resolve; add it to /etc/hosts"):
+    with pytest.raises(LaunchError, match=rf"pretrain@tden: .*{message}"):
         seam._exit_code(wanted, "ended")
 
 
@@ -308,19 +289,16 @@ def test_join_refuses_a_training_without_an_endpoint(wanted: Launch, tmp_path: P
 def test_the_endpoint_is_stored_with_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stored: str
 ) -> None:
-    made = params(tmp_path, launcher=kind, accelerator="cpu", num_nodes=2)
-    endpoint = TorchrunParams(endpoint="first:29500")
-    made = dataclasses.replace(made, sections={"launchers": LaunchersParams(torchrun=endpoint)})
-    job = Silent()
+    section, job = LaunchersParams(torchrun=TorchrunParams(endpoint="first:29500")), Silent()
 
-    def start(launch: Launch, params: Params) -> Silent:
+    def run(launch: Launch, params: Params) -> Silent:
         write_outcome(launch.folder, "host", 0)
         monkeypatch.setattr(job, "end", lambda: "ended")
         return job
 
-    engine = SimpleNamespace(start=start)
+    engine = SimpleNamespace(start=run)
     monkeypatch.setitem(sys.modules, seam.LAUNCHERS[kind].partition(":")[0], cast(ModuleType, engine))
-    assert launch(made, Workspace(tmp_path), "pretrain", "tden", "params.yaml") == 0
+    assert start(tmp_path, section, launcher=kind, accelerator="cpu", num_nodes=2) == 0
     assert Launch.read(tmp_path / ".work" / "launches" / "pretrain-tden").endpoint == stored
     assert job.cleaned_up and not job.canceled
 
@@ -328,14 +306,8 @@ def test_the_endpoint_is_stored_with_the_launch(
 @pytest.mark.parametrize(("status", "deleted"), [("Complete", True), ("Failed", False)])
 def test_a_complete_train_job_is_deleted(monkeypatch: pytest.MonkeyPatch, status: str, deleted: bool) -> None:
     """With a stand-in for Kubeflow's SDK; tests/cluster has one for the API."""
-    for name in (
-        "kubeflow",
-        "kubeflow.common",
-        "kubeflow.common.types",
-        "kubeflow.trainer",
-        "kubeflow.trainer.options",
-    ):
-        monkeypatch.setitem(sys.modules, name, MagicMock())
+    for name in ("", ".common", ".common.types", ".trainer", ".trainer.options"):
+        monkeypatch.setitem(sys.modules, f"kubeflow{name}", MagicMock())
     own = "vlp_models.contrib.launchers.kubeflow"
     monkeypatch.setitem(sys.modules, own, MagicMock())  # is put back in the end
     del sys.modules[own]
