@@ -18,16 +18,7 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
-from vlp_models.params import (
-    ModelParams,
-    OptimizerParams,
-    Params,
-    build,
-    load_params,
-    parse_params,
-    schema,
-    to_plain,
-)
+from vlp_models.params import ModelParams, OptimizerParams, Params, build, load_params, parse_params, schema, to_plain
 from vlp_models.params.schema import SECTIONS, Share
 
 ROOT = Path(__file__).parents[2]
@@ -153,16 +144,10 @@ def test_errors_name_the_key_and_the_nearest_one(tmp_path: Path, edit: dict[str,
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            {"defaults.finetune.own": {"share": 1.5}},
-            r"`finetune\.tden-captioning\.own\.share: 1\.5` should be less",
-        ),
+        ({"defaults.finetune.own": {"share": 1.5}}, r"`finetune\.tden-captioning\.own\.share: 1\.5` should be less"),
         ({"finetune.tden-vqa.own": {"rate": 1}}, r"unknown key `finetune\.tden-vqa\.own\.rate`"),
         ({"finetune.tden-vqa.own": 1}, r"`finetune\.tden-vqa\.own` must be a section"),
-        (
-            {"finetune.tden-vqa.absent": {"share": 1}},
-            r"`finetune\.tden-vqa\.absent` needs vlp_models/contrib/gone",
-        ),
+        ({"finetune.tden-vqa.absent": {"share": 1}}, r"`finetune\.tden-vqa\.absent` needs vlp_models/contrib/gone"),
         ({"defaults.finetune.absent": {}}, r"`defaults\.finetune\.absent` needs vlp_models/contrib/gone"),
         ({"trainer.launcher": "absent"}, r"`trainer\.launcher: absent` needs vlp_models/contrib/gone"),
         ({"trainer.launcher": "locl"}, r"`trainer\.launcher` must be one of local.*did you mean `local`"),

@@ -19,8 +19,13 @@ def registry_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new(registry_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes a registry for a new model; a file's tests share a database (slow to create)."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow sets it; monkeypatch restores it
+def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow keeps the last URI in the environment of the process, where it outranks params.yaml."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # monkeypatch restores it
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
+
+
+@pytest.fixture
+def new(registry_root: Path, no_tracking_uri: None) -> Any:
+    """Return a function that makes a registry for a new model; a file's tests share a database (slow to create)."""
     return lambda **gate: ToyRegistry(registry_root, f"toy-{uuid.uuid4().hex[:8]}", **gate)

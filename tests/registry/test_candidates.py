@@ -186,23 +186,17 @@ def test_rolled_back_version_does_not_return_and_the_next_best_may(new: Any) -> 
 
 def test_candidates_of_another_test_or_without_scores_are_listed_and_do_not_win(new: Any) -> None:
     registry = new()
-    registry.add(BEST, made_by=("regions", "tden"), test="t0")
+    with pytest.raises(DataError, match="no challenger"):
+        registry.promote(runs=RUNS)
     registry.add(WEAK, made_by=("pixels", "toy"), metric="BLEU-4")
+    unmeasured = registry.promote(runs=RUNS)
+    assert unmeasured.action == "refused" and "missing metric" in unmeasured.reasons[0], "no candidate is left"
+    registry.add(BEST, made_by=("regions", "tden"), test="t0")
     registry.add(GOOD, made_by=("other", "tden"))
     decision = registry.promote(runs=RUNS)
     assert (decision.action, decision.run) == ("promoted", "other")
     reasons = {c["run"]: c.get("reason", "") for c in decision.candidates}
     assert "the test data differ" in reasons["regions"] and "missing metric" in reasons["pixels"]
-
-
-def test_refusal_gives_the_reason_if_no_candidate_can_be_measured(new: Any) -> None:
-    registry = new()
-    with pytest.raises(DataError, match="no challenger"):
-        registry.promote(runs=RUNS)
-    for run in ("regions", "pixels"):
-        registry.add(GOOD, made_by=(run, "tden"), metric="BLEU-4")
-    decision = registry.promote(runs=RUNS)
-    assert decision.action == "refused" and "missing metric" in decision.reasons[0]
 
 
 def test_lower_is_better_if_the_gate_is_configured_so(new: Any) -> None:

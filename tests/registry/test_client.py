@@ -14,12 +14,7 @@ from vlp_models.errors import TrackingError
 from vlp_models.params import TrackingParams
 from vlp_models.registry.client import connect
 
-
-@pytest.fixture(autouse=True)
-def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow keeps the last URI in the environment of the process, where it outranks params.yaml."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+pytestmark = pytest.mark.usefixtures("no_tracking_uri")
 
 
 def make_params(artifacts: str = "artifacts") -> TrackingParams:

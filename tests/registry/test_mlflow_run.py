@@ -25,12 +25,7 @@ from vlp_models.registry.curve_loggers import log_curves
 from vlp_models.registry.mlflow_run import RECORD, STATE, MLflowRun, send_unsent, unsent_directory, unsent_runs
 from vlp_models.training.log import LOG
 
-
-@pytest.fixture(autouse=True)
-def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow keeps the last URI in the environment of the process, where it outranks params.yaml."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+pytestmark = pytest.mark.usefixtures("no_tracking_uri")
 
 
 def make_params(uri: str = "sqlite:///mlflow.db") -> TrackingParams:

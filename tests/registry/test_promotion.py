@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import botocore.exceptions
 import numpy as np
@@ -104,14 +105,11 @@ def test_first_champion_must_beat_the_simple_baselines(new: Any) -> None:
     accepted = new(beat_baselines=False)
     accepted.add(GOOD, baselines={"majority answer": 90.0})
     assert accepted.promote().action == "promoted"
-
-
-def test_baselines_of_a_metric_where_lower_is_better(new: Any) -> None:
-    registry = new(direction="lower")
-    registry.add(GOOD, baselines={"majority answer": 100 * float(np.mean(GOOD))})
-    assert registry.promote().reasons[0].startswith("baseline: "), "an equal value is not better"
-    registry.add(GOOD, baselines={"majority answer": 60.0})
-    assert registry.promote().action == "promoted"
+    lower = new(direction="lower")
+    lower.add(GOOD, baselines={"majority answer": 100 * float(np.mean(GOOD))})
+    assert lower.promote().reasons[0].startswith("baseline: "), "an equal value is not better"
+    lower.add(GOOD, baselines={"majority answer": 60.0})
+    assert lower.promote().action == "promoted"
 
 
 def test_too_few_test_images_are_inconclusive(new: Any) -> None:
@@ -246,12 +244,8 @@ def test_store_that_does_not_answer_is_no_refusal(new: Any, monkeypatch: pytest.
     away = [("judge.download_bundle", error) for error in store_errors()]
     away += [(f"judge.{function}", store_errors()[0]) for function in functions]
     for function, error in [*away, ("candidates.read_latest_evaluation", store_errors()[1])]:
-
-        def fail(*_: Any, error: Exception = error) -> Any:
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr(f"vlp_models.registry.promotion.{function}", fail)
+            patch.setattr(f"vlp_models.registry.promotion.{function}", MagicMock(side_effect=error))
             with pytest.raises(TrackingError, match="the artifact store does not answer"):
                 registry.promote()
         assert registry.actions() == ["promoted"]
@@ -263,12 +257,8 @@ def test_missing_files_are_a_refusal(new: Any, monkeypatch: pytest.MonkeyPatch) 
     registry.add(GOOD)
     missing = botocore.exceptions.ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
     for error in (missing, MlflowException(f"##### File weights #####\n{missing}"), FileNotFoundError("weights")):
-
-        def fail(*_: Any, error: Exception = error) -> Any:
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr("vlp_models.registry.promotion.judge.download_bundle", fail)
+            patch.setattr("vlp_models.registry.promotion.judge.download_bundle", MagicMock(side_effect=error))
             assert "cannot read its files" in registry.promote().reasons[0]
 
 

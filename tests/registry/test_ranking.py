@@ -92,11 +92,7 @@ def test_gate_direction_lower_reverses_the_order(tmp_path: Path) -> None:
     ("runs", "tracking", "message"),
     [
         ({"a": {"x": 9.0}, "b": {"y": 8.0}}, {}, r"a on x; b on y.*tracking.dataset: \{vqa: NAME\}"),
-        (
-            {"a": {"x": 9.0}},
-            {"dataset": {"vqa": "z"}},
-            "vqa: no run was scored on `z`.*datasets with scores: x",
-        ),
+        ({"a": {"x": 9.0}}, {"dataset": {"vqa": "z"}}, "vqa: no run was scored on `z`.*datasets with scores: x"),
         ({"a": {}}, {}, "no run of vqa has accuracy on test"),
     ],
 )

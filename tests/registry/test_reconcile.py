@@ -36,11 +36,11 @@ def start_promotion(registry: ToyRegistry, version: int, kill: str = "") -> subp
     )
 
 
-def promoted(new: Any, *values: list[float]) -> ToyRegistry:
-    """Return a registry whose versions were promoted one after the other."""
+def promoted(new: Any, *values: list[float], weights: str = "") -> ToyRegistry:
+    """Return a registry whose versions were promoted one after the other. weights: of each, a letter; empty: any."""
     registry: ToyRegistry = new()
-    for own in values:
-        registry.add(own)
+    for n, own in enumerate(values):
+        registry.add(own, weights=weights[n : n + 1])
         assert registry.promote().action == "promoted"
     return registry
 
@@ -55,8 +55,7 @@ def test_one_of_two_concurrent_promotions_wins(new: Any) -> None:
         assert one.stdout is not None and one.stdout.readline() == "ready\n"
     for one in several:
         assert one.stdin is not None
-        one.stdin.write("go\n")
-        one.stdin.flush()
+        print("go", file=one.stdin, flush=True)
     actions = [one.communicate(timeout=120)[0].strip() for one in several]
     assert sorted(actions) == ["promoted", "refused"]  # the second one met its equal
     assert registry.actions().count("promoted") == 2
@@ -190,10 +189,7 @@ def test_interrupted_withdrawal_leaves_no_model_without_its_champion(
 
 def test_lost_registry_gets_its_champion_back_under_another_number(new: Any, capsys: Any) -> None:
     """mlflow.db is gone; registered again, the versions have other numbers."""
-    registry = new()
-    for values, weights in ((GOOD, "a"), (BETTER, "b")):
-        registry.add(values, weights=weights)
-        assert registry.promote().action == "promoted"
+    registry = promoted(new, GOOD, BETTER, weights="ab")
     registry.delete_all()
     registry.add(GOOD, weights="x")
     with pytest.raises(
@@ -213,10 +209,7 @@ def test_lost_registry_gets_its_champion_back_under_another_number(new: Any, cap
 
 @pytest.mark.slow
 def test_rollback_before_the_registry_was_lost_is_not_repeated(new: Any) -> None:
-    registry = new()
-    for values, weights in ((GOOD, "a"), (BETTER, "b")):
-        registry.add(values, weights=weights)
-        assert registry.promote().action == "promoted"
+    registry = promoted(new, GOOD, BETTER, weights="ab")
     assert registry.rollback().version == 1
     registry.delete_all()
     registry.add(BETTER, weights="b")

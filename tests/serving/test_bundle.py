@@ -49,7 +49,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 def test_settings_and_code_are_part_of_the_identity_but_the_model_card_is_not(version: Path) -> None:
     before, weights = hash_bundle(version), hash_weights(version)
-    check_content(version)
+    assert check_content(version) == before
     (version / "README.md").write_text("scores")
     code(version, "serving/__pycache__").mkdir()
     code(version, "evaluation/report/page.py").write_text("changed, but predicting does not run it")

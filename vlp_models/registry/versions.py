@@ -30,7 +30,7 @@ from vlp_models.registry.evaluations import (
     read_lineage,
 )
 from vlp_models.registry.mlflow_run import DataInput, log_inputs
-from vlp_models.serving.bundle import BUNDLE
+from vlp_models.serving.bundle import BUNDLE, check_content
 from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -305,8 +305,5 @@ def check_bundle(bundle: Path, name: str, content: str | None) -> None:
     Raises:
         DataError: the files are missing, damaged or not those that were registered.
     """
-    from vlp_models.serving.bundle import check_content, hash_bundle
-
-    check_content(bundle)  # names the file
-    if hash_bundle(bundle) != content:
+    if check_content(bundle) != content:
         raise DataError(f"{name}: its files are not those that were registered")

@@ -179,7 +179,10 @@ def hash_bundle(bundle: Path) -> str:
     Raises:
         CheckpointError: content.json is missing, damaged or of another format.
     """
-    content = _hash_content(bundle, _read_content(bundle))
+    return _identity(_hash_content(bundle, _read_content(bundle)))
+
+
+def _identity(content: Mapping[str, Mapping[str, str]]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -190,8 +193,8 @@ def hash_weights(bundle: Path) -> str:
     return hash_path(bundle / CHECKPOINT) + (hash_path(detector)[:16] if detector.exists() else "")
 
 
-def check_content(bundle: Path) -> None:
-    """Compare the bundle's files and code with content.json.
+def check_content(bundle: Path) -> str:
+    """Compare the bundle's files and code with content.json; return the version's identity, as `hash_bundle` does.
 
     Raises:
         CheckpointError: content.json is invalid, or a file changed since the bundle was written; names the file.
@@ -211,6 +214,7 @@ def check_content(bundle: Path) -> None:
             raise CheckpointError(
                 f"{bundle}: {name} {state} since the version was {event} ({CONTENT}); {_way_out(bundle)}"
             )
+    return _identity(present)
 
 
 def _read_content(bundle: Path) -> dict[str, dict[str, str]]:

@@ -42,10 +42,7 @@ def test_hashes_recognize_an_image_and_fingerprints_a_cropped_one(tmp_path: Path
     withdraw(file, [entry(photo(5), "a/line\u2028separator.png")])
     listed = read_withdrawn(file, RULES)
     assert listed.has_id("a/line\u2028separator.png")
-    same = {
-        "byte for byte": hashed(photo(1)),
-        "0 of 64 perceptual bits apart": hashed(ImageOps.mirror(photo(1))),
-    }
+    same = {"byte for byte": hashed(photo(1)), "0 of 64 perceptual bits apart": hashed(ImageOps.mirror(photo(1)))}
     for how, picture in same.items():
         assert listed.match(picture) == how
     for changed in (photo(1).resize((100, 75)), photo(1).rotate(90, expand=True), ImageOps.grayscale(photo(2))):

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+API, CREATED = "trainer.kubeflow.org/v1alpha1", "2026-01-01T00:00:00Z"
 SLURM_COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 SLURM_CONF = """
 ClusterName=loopback
@@ -130,9 +131,8 @@ def workers(project: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "vlp_models.contrib.launchers.worker" in process.cmdline() and str(project) in " ".join(
-                process.cmdline()
-            ):
+            command = process.cmdline()
+            if "vlp_models.contrib.launchers.worker" in command and str(project) in " ".join(command):
                 found.append(process)
     return sorted(found, key=lambda process: process.create_time())
 
@@ -191,12 +191,8 @@ class Kubernetes:
         if kind == "trainjobs" and name in self.jobs:
             return 200, self._with_status(name)
         if name == "trainjobs":
-            return 200, {
-                "apiVersion": "trainer.kubeflow.org/v1alpha1",
-                "kind": "TrainJobList",
-                "metadata": {},
-                "items": [self._with_status(job) for job in self.jobs],
-            }
+            jobs = [self._with_status(job) for job in self.jobs]
+            return 200, {"apiVersion": API, "kind": "TrainJobList", "metadata": {}, "items": jobs}
         if name == "pods":
             return 200, {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []}
         return 404, {"kind": "Status", "status": "Failure", "message": f"{path} not found", "code": 404}
@@ -209,7 +205,7 @@ class Kubernetes:
         parsed = models.TrainerV1alpha1TrainJob.from_dict(body)
         assert parsed is not None and parsed.to_dict() == body, "not a TrainJob of Kubeflow's API"
         name, trainer = body["metadata"]["name"], body["spec"]["trainer"]
-        body["metadata"] |= {"namespace": "training", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        body["metadata"] |= {"namespace": "training", "creationTimestamp": CREATED}
         self.jobs[name] = body
         master = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
         more = {entry["name"]: entry.get("value", "") for entry in trainer.get("env", [])}
@@ -232,15 +228,8 @@ class Kubernetes:
         conditions = []
         if None not in codes:
             kind = "Failed" if any(codes) else "Complete"
-            conditions = [
-                {
-                    "type": kind,
-                    "status": "True",
-                    "reason": "JobsDone",
-                    "message": "",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z",
-                }
-            ]
+            condition = {"type": kind, "status": "True", "reason": "JobsDone", "message": ""}
+            conditions = [condition | {"lastTransitionTime": CREATED}]
         return {**self.jobs[name], "status": {"conditions": conditions}}
 
     def close(self) -> None:
@@ -250,26 +239,14 @@ class Kubernetes:
         self._server.server_close()
 
 
+PODS = {"spec": {"template": {"spec": {"containers": [{"name": "node", "image": "pytorch"}]}}}}
+STEP = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}}
 RUNTIME = {
-    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "apiVersion": API,
     "kind": "ClusterTrainingRuntime",
     "metadata": {"name": "torch-distributed", "labels": {"trainer.kubeflow.org/framework": "torch"}},
     "spec": {
         "mlPolicy": {"numNodes": 1, "torch": {}},
-        "template": {
-            "spec": {
-                "replicatedJobs": [
-                    {
-                        "name": "node",
-                        "template": {
-                            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-                            "spec": {
-                                "template": {"spec": {"containers": [{"name": "node", "image": "pytorch"}]}},
-                            },
-                        },
-                    }
-                ]
-            }
-        },
+        "template": {"spec": {"replicatedJobs": [{"name": "node", "template": STEP | PODS}]}},
     },
 }

@@ -228,10 +228,7 @@ def test_a_worker_with_other_code_is_an_error(
 ) -> None:
     own = describe_own()
     mapper = RayMapper(cluster.address, tmp_path)
-    for other, words in (
-        ({"code": "0" * 64}, "other code"),
-        ({"version": "99.0"}, f"version {own['version']}"),
-    ):
+    for other, words in (({"code": "0" * 64}, "other code"), ({"version": "99.0"}, f"version {own['version']}")):
         monkeypatch.setattr("vlp_models.common.packages.describe_own", lambda other=other: own | other)
         with pytest.raises(ParamsError, match=rf"{NODE} has another vlp_models \({words}.*install the same"):
             list(mapper.map(double, [1]))

@@ -28,7 +28,7 @@ from vlp_models.registry.evaluations import (
     read_scores,
 )
 from vlp_models.registry.versions import download_bundle
-from vlp_models.serving.bundle import CONTENT, check_content, code_file, hash_bundle, read_bundle_info
+from vlp_models.serving.bundle import CONTENT, check_content, code_file, read_bundle_info
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -87,8 +87,7 @@ def _run_check(subject: str, check: Callable[[], tuple[State, str]]) -> Check:
 
 
 def _check_bundle(bundle: Path, version: ModelVersion) -> tuple[State, str]:
-    check_content(bundle)
-    digest, registered = hash_bundle(bundle), version.tags.get("content", "none")
+    digest, registered = check_content(bundle), version.tags.get("content", "none")
     if digest != registered:
         return "differs", f"its hash is {digest[:16]}, the registry's {registered[:16]}"
     return "holds", f"every file and the code that serves it, {digest[:16]}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vlp_models.common.log import get_logger
 from vlp_models.registry.client import find_model
-from vlp_models.registry.promotion.ledger import Entry, Ledger, LedgerError, Promoted, State
+from vlp_models.registry.promotion.ledger import Entry, Ledger, LedgerError, Promoted, State, replay
 from vlp_models.registry.versions import CHALLENGER, CHAMPION, PREVIOUS
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
         LedgerError: the ledger was changed; or it and the aliases disagree in another way. The message names the way
             out.
     """
-    state, registry = ctx.ledger.state(ctx.model), read_registry(ctx.client, ctx.model)
+    entries, registry = ctx.ledger.entries(), read_registry(ctx.client, ctx.model)
+    state = replay(entries).get(ctx.model, State())
     # The aliases follow a line that this ledger does not have.
     if registry.head and registry.head not in state.moves:
         raise LedgerError(
@@ -134,13 +135,9 @@ def reconcile(ctx: PromotionContext, *, allow_missing: bool = False) -> Reconcil
             f"`vlp rollback {ctx.task}` makes an earlier version champion"
         )
     # The champion when the aliases were last moved; they must not have moved since.
-    at_head = State()
-    # Replay the ledger up to the line that the aliases follow.
-    for entry in ctx.ledger.entries():
-        if registry.head and entry["model"] == ctx.model:
-            at_head.apply(entry)
-            if entry["hash"] == registry.head:
-                break
+    hashes = [entry["hash"] for entry in entries]
+    followed = entries[: hashes.index(registry.head) + 1] if registry.head else []
+    at_head = replay(followed).get(ctx.model, State())
     # Either they follow already (the first one), or a kill came before they were moved (the second one).
     expected = {champion, registry.locate_champion(at_head)}
     if champion != state.champion:  # registered again under another number
