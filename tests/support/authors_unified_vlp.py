@@ -36,18 +36,25 @@ def normal(name: str, *shape: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
 
 
-def weights(vqa: bool = False) -> dict[str, Tensor]:
+def weights(
+    vqa: bool = False,
+    *,
+    vocab: int = VOCAB,
+    features: int = FEATURES,
+    classes: int = CLASSES,
+    answers: int = ANSWERS,
+) -> dict[str, Tensor]:
     """A checkpoint as the public code lays it out, float32. Every part counts: no bias is 0, no norm 1."""
     shapes = bert_shapes(
-        vocab=VOCAB, positions=POSITIONS, types=6, hidden=HIDDEN, intermediate=INTERMEDIATE, layers=LAYERS
+        vocab=vocab, positions=POSITIONS, types=6, hidden=HIDDEN, intermediate=INTERMEDIATE, layers=LAYERS
     )
     add_linear(shapes, "bert.pooler.dense", HIDDEN, HIDDEN)
-    add_linear(shapes, "vis_embed.0", FEATURES, FEATURES)
-    add_linear(shapes, "vis_embed.2", HIDDEN, FEATURES)
-    add_linear(shapes, "vis_pe_embed.0", HIDDEN, 6 + CLASSES)
+    add_linear(shapes, "vis_embed.0", features, features)
+    add_linear(shapes, "vis_embed.2", HIDDEN, features)
+    add_linear(shapes, "vis_pe_embed.0", HIDDEN, 6 + classes)
     if vqa:
         add_linear(shapes, "ans_classifier.0", 2 * HIDDEN, HIDDEN)
-        add_linear(shapes, "ans_classifier.2", ANSWERS, 2 * HIDDEN)
+        add_linear(shapes, "ans_classifier.2", answers, 2 * HIDDEN)
     scales = {"word_": 0.4, "position_": 0.6, "token_type_": 0.4, "query": 1.6 / HIDDEN**0.5, "key": 1.6 / HIDDEN**0.5}
     state = {}
     for name, shape in shapes.items():
@@ -57,7 +64,7 @@ def weights(vqa: bool = False) -> dict[str, Tensor]:
             values *= next((scale for part, scale in scales.items() if part in name), 1.4 / shape[1] ** 0.5)
         elif name == "cls.predictions.bias":
             values *= 1.7
-            values[SEP] = 3
+            values[SEP : SEP + 1] = 3  # none in a smaller vocabulary
         else:
             values = values * 0.2 + name.endswith("LayerNorm.weight")
         state[name] = torch.from_numpy(values).float()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from authors_unified_vlp import weights
 from safetensors.torch import save_file
 from tiny_unified_vlp import FACTS, MASK, SEP, tiny_unified_vlp
-from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from vlp_models.common.state_dicts import read_state_dict
@@ -20,7 +20,6 @@ from vlp_models.models import build_model
 from vlp_models.models.layers.attention import prefix_mask
 from vlp_models.models.layers.packing import Packing
 from vlp_models.models.unified_vlp.masking import BIDIRECTIONAL, SEQ2SEQ
-from vlp_models.models.unified_vlp.model import UnifiedVLP
 
 
 def bert(seed: int = 0, **changes: Any) -> BertForPreTraining:
@@ -52,10 +51,10 @@ def test_stack_equals_bert(tmp_path, make_batch, types, objective):
     state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
     ours = tiny_unified_vlp().float()
-    weights = convert_bert(
+    converted = convert_bert(
         read_state_dict(tmp_path / "model.safetensors"), theirs.config.to_dict(), ours.config
     ).weights
-    result = ours.load_state_dict(weights, strict=False)
+    result = ours.load_state_dict(converted, strict=False)
     assert not result.unexpected_keys
     assert {name.split(".")[0] for name in result.missing_keys} == {"region_embedding", "fusion"}
 
@@ -106,53 +105,11 @@ def test_bert_of_other_sizes_is_refused():
         convert_bert(state, theirs.config.to_dict(), ours.config)
 
 
-def public_layout(model: UnifiedVLP, answers: int = 0, smoothing: bool = False) -> dict[str, Tensor]:
-    """Return the weights of `model`, and a classifier of `answers`, by the names of the authors' code."""
-    own = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
-    hidden = model.config.hidden
-    state: dict[str, Tensor] = {}
-
-    def put(theirs: str, ours: str) -> None:
-        for part in ("weight", "bias"):
-            state[f"{theirs}.{part}"] = own[f"{ours}.{part}"]
-
-    for kind, name in (("words", "word"), ("positions", "position")):
-        state[f"bert.embeddings.{name}_embeddings.weight"] = own[f"text_embedding.{kind}.weight"]
-    types = own["text_embedding.types.weight"]
-    state["bert.embeddings.token_type_embeddings.weight"] = torch.cat(
-        [types[:2], torch.full((2, hidden), 9.0), types[2:]]
-    )
-    put("bert.embeddings.LayerNorm", "text_embedding.norm")
-    for i in range(model.config.layers):
-        theirs, ours = f"bert.encoder.layer.{i}", f"stack.{i}"
-        for part in ("weight", "bias"):
-            for name, rows in zip(("query", "key", "value"), own[f"{ours}.attention.qkv.{part}"].chunk(3), strict=True):
-                state[f"{theirs}.attention.self.{name}.{part}"] = rows.clone()
-        put(f"{theirs}.attention.output.dense", f"{ours}.attention.out")
-        put(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_end.norm")
-        put(f"{theirs}.intermediate.dense", f"{ours}.ffn.0")
-        put(f"{theirs}.output.dense", f"{ours}.ffn.2")
-        put(f"{theirs}.output.LayerNorm", f"{ours}.ffn_end.norm")
-    state |= {"bert.pooler.dense.weight": torch.ones(hidden, hidden), "bert.pooler.dense.bias": torch.ones(hidden)}
-    state["cls.predictions.bias"] = own["word_head.bias"]
-    put("cls.predictions.transform.dense", "word_head.dense")
-    put("cls.predictions.transform.LayerNorm", "word_head.norm")
-    state["cls.predictions.decoder.weight"] = own["text_embedding.words.weight"]
-    put("vis_embed.0", "region_embedding.features.0")
-    put("vis_embed.2", "region_embedding.features.2")
-    put("vis_pe_embed.0", "region_embedding.places")
-    if answers:
-        put("ans_classifier.0", "fusion")
-        state["ans_classifier.2.weight"] = torch.randn(answers, 2 * hidden)
-        state["ans_classifier.2.bias"] = torch.randn(answers)
-    if smoothing:
-        state["crit_mask_lm_smoothed.one_hot"] = torch.ones(1, model.config.vocab_size)
-    return state
-
-
 def test_every_weight_is_needed():
     """Every name of the layout is needed, except those that are documented as unused."""
-    state = public_layout(tiny_unified_vlp(compat_reference=True), answers=7, smoothing=True)
+    small = {"vocab": 30, "features": 6, "classes": 5, "answers": 7}
+    pretrained, state = weights(**small), weights(vqa=True, **small)
+    state["crit_mask_lm_smoothed.one_hot"] = torch.ones(1, 30)
     unused = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "crit_mask_lm_smoothed.one_hot"}
     for name in state:
         without = {other: tensor for other, tensor in state.items() if other != name}
@@ -161,19 +118,17 @@ def test_every_weight_is_needed():
             continue
         with pytest.raises(CheckpointError):
             convert_unified_vlp(without, heads=2)
-    with pytest.raises(CheckpointError, match=r"unexpected: vis_embed.4.weight"):
-        convert_unified_vlp({**state, "vis_embed.4.weight": torch.zeros(2)}, heads=2)
-    with pytest.raises(CheckpointError, match="should be tied to"):
-        convert_unified_vlp({**state, "cls.predictions.decoder.weight": torch.zeros(30, 16)}, heads=2)
-    with pytest.raises(CheckpointError, match="not of a captioning model"):
-        convert_unified_vlp(state, heads=2, task="captioning")
-    with pytest.raises(CheckpointError, match=r"missing: ans_classifier\.0\.weight"):
-        convert_unified_vlp(public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="vqa")
-    with pytest.raises(CheckpointError, match="not a checkpoint of the authors' Unified VLP code"):
-        convert_unified_vlp({"token_embed.embeddings.weight": torch.zeros(3, 4)})
-    assert convert_unified_vlp(
-        public_layout(tiny_unified_vlp(compat_reference=True)), heads=2, task="captioning"
-    ).task == ("captioning")
+    tied = {"cls.predictions.decoder.weight": state["cls.predictions.decoder.weight"] + 1}
+    for changed, task, message in (
+        ({**state, "vis_embed.4.weight": torch.zeros(2)}, "", r"unexpected: vis_embed.4.weight"),
+        ({**state, **tied}, "", "should be tied to"),
+        (state, "captioning", "not of a captioning model"),
+        (pretrained, "vqa", r"missing: ans_classifier\.0\.weight"),
+        ({"token_embed.embeddings.weight": torch.zeros(3, 4)}, "", "not a checkpoint of the authors' Unified VLP code"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            convert_unified_vlp(changed, heads=2, task=task)
+    assert convert_unified_vlp(pretrained, heads=2, task="captioning").task == "captioning"
 
 
 def test_special_tokens_come_from_the_tokenizer():

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from authors_unified_vlp import weights
 from model_checks import load_model
-from test_convert_unified_vlp import public_layout
+from torch import Tensor
 from toy_dataset import CLASSES, FEATURE_DIM, write_workspace
-from toy_unified_vlp import SIZES
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
+from vlp_models.contrib.public_weights.unified_vlp import convert_unified_vlp
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError
-from vlp_models.models import DataFacts, build_model
-from vlp_models.models.unified_vlp.model import UnifiedVLP
 from vlp_models.tasks.base import load_task_model
 
-OWN = {**SIZES, "region_slots": 100, "max_positions": 128, "compat_reference": True}
+FOUR_HEADS = ("--heads", "4")
 
 
 @pytest.fixture
@@ -32,14 +32,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def public(root: Path, answers: int = 0) -> UnifiedVLP:
-    tokenizer = Tokenizer.load(root / "data" / "tokenizer")
-    facts = DataFacts(vocab_size=tokenizer.vocab_size, mask_id=4, feature_dim=FEATURE_DIM, num_classes=len(CLASSES))
-    torch.manual_seed(4)
-    model = build_model("unified_vlp", OWN, facts)
-    assert isinstance(model, UnifiedVLP)
-    torch.save(public_layout(model, answers), root / "model.30.bin")
-    return model.eval()
+def write_public(root: Path, **kind: Any) -> dict[str, Tensor]:
+    """Write weights in the public layout for the data's vocabulary and features; return them."""
+    vocab = Tokenizer.load(root / "data" / "tokenizer").vocab_size
+    state = weights(vocab=vocab, features=FEATURE_DIM, classes=len(CLASSES), **kind)
+    torch.save(state, root / "model.30.bin")
+    return state
 
 
 def call(*arguments: str) -> str:
@@ -51,13 +49,13 @@ def call(*arguments: str) -> str:
 
 
 def test_model_starts_from_public_weights(root: Path) -> None:
-    model = public(root)
-    output = call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "theirs")
+    state = write_public(root)
+    output = call("model.30.bin", "--format", "unified-vlp", "--name", "theirs", *FOUR_HEADS)
     assert "Unified VLP's pretraining weights" in output and "randomly initialized (seed 1): fusion" in output
     loaded, _, info = load_model(root / "checkpoints" / "imported" / "theirs")
     assert (info.family, info.task) == ("unified_vlp", None)
-    for name, tensor in model.state_dict().items():
-        assert name.startswith("fusion") or torch.equal(loaded.state_dict()[name], tensor), name
+    imported = convert_unified_vlp(state, heads=4).weights
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in imported.items())
     text = (root / "checkpoints" / "imported" / "theirs" / "preset.yaml").read_text()
     assert "100 regions" in text, "what the file does not contain is output"
     config = yaml.safe_load(text)["models"]["theirs"]["config"]
@@ -65,19 +63,18 @@ def test_model_starts_from_public_weights(root: Path) -> None:
 
 
 def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
-    model = public(root, answers=5)
+    state = write_public(root, vqa=True, answers=5)
     names = ["<unk>", "red", "green", "blue", "yes"]
     (root / "answers.json").write_text(json.dumps(names))
     more = ("--answers", "answers.json", "--max-text-len", "12", "--max-regions", "4")
-    call("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "vqa", *more)
+    call("model.30.bin", "--format", "unified-vlp", "--name", "vqa", *FOUR_HEADS, *more)
     task = load_task_model(root / "checkpoints" / "imported" / "vqa")
     dataset = ShardDataset(root / "data" / "shards", "val", "questions")
     samples = [dataset[i] for i in range(4)]
     batch = task.collate(samples)
     assert batch.image.scores_BR.max() > 0.8, "it reads the detector's confidence"
-    state = torch.load(root / "model.30.bin", weights_only=True)
     with torch.no_grad():
-        pooled = model.fuse(batch.image, batch.text).pooled_BP
+        pooled = task.model.fuse(batch.image, batch.text).pooled_BP
         logits = pooled @ state["ans_classifier.2.weight"].T + state["ans_classifier.2.bias"]
     answers = [names[1:][i] for i in logits[:, 1:].argmax(-1).tolist()]  # row 0 is no answer
     assert [row["answer"] for row in task.predict(batch, samples)] == answers
@@ -88,8 +85,8 @@ def test_a_vqa_model_answers_with_its_own_classifier(root: Path) -> None:
 
 
 def test_captioner_needs_its_task(root: Path) -> None:
-    public(root)
-    ask = ("model.30.bin", "--format", "unified-vlp", "--heads", "2", "--name", "c", "--task", "captioning")
+    write_public(root)
+    ask = ("model.30.bin", "--format", "unified-vlp", "--name", "c", "--task", "captioning", *FOUR_HEADS)
     with pytest.raises(CheckpointError, match="pass --max-text-len and --max-regions"):
         call(*ask)
     call(*ask, "--max-text-len", "12", "--max-regions", "4")

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from public_soho import bert_layout, public_layout
+from authors_soho import checkpoint
+from public_soho import bert_layout
 from safetensors.torch import save_file
-from soho_toys import FACTS, PUBLIC, TINY, VOCAB, build
+from soho_toys import FACTS, TINY, VOCAB, build
 
 from vlp_models.contrib.public_weights.soho import convert_backbone, convert_bert, convert_soho, read_parts
 from vlp_models.errors import CheckpointError
 from vlp_models.models.convert import ImportRequest
 
-WHOLE = {**PUBLIC, "backbone_options": {}, "backbone_stage": -1, "pool": 1, "mvm_probability": 0.015}
+GOLDEN = Path(__file__).parents[2] / "golden" / "authors_soho.json"
 
 
 def randomized(**config):
@@ -33,18 +34,22 @@ def randomized(**config):
 
 
 def test_unexpected_layout_is_reported_by_name() -> None:
-    model = randomized(**WHOLE)
-    layout = public_layout(model)
-    imported = convert_soho(layout, heads=2)
+    """Of the authors' checkpoints, whose outputs test_authors_soho.py compares."""
+    layout = checkpoint(json.loads(GOLDEN.read_text())["pretraining layout"])["state_dict"]
+    imported = convert_soho(layout, heads=3)
     assert imported.task is None and not imported.reads_regions
-    assert imported.config == {key: getattr(model.config, key) for key in imported.config}
+    sizes = {"vocab_size": 37, "hidden": 24, "heads": 3, "intermediate": 40, "layers": 2, "max_positions": 20}
+    switches = dict.fromkeys(("pool_first", "square_mask", "tight_canvas", "plain_heads", "gate"), True)
+    switches |= {"padding_in_dictionary": True, "dictionary_update": "released", "code_scores": "cosine"}
+    switches |= {"masked_code": "of_one_place", "masked_pairs": "all", "mvm_probability": 0.015}
+    assert imported.config == {**sizes, **switches, "backbone": "resnet18", "dictionary_size": 20}
     with pytest.raises(CheckpointError, match=r"1 missing: neck.ln.bias") as error:
-        convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=2)
+        convert_soho({**{n: t for n, t in layout.items() if n != "neck.ln.bias"}, "neck.new": torch.zeros(1)}, heads=3)
     assert "1 unexpected: neck.new" in str(error.value)
     with pytest.raises(CheckpointError, match="should be tied"):
-        convert_soho({**layout, "mask_l_fc.weight": layout["mask_l_fc.weight"] + 1}, heads=2)
+        convert_soho({**layout, "mask_l_fc.weight": layout["mask_l_fc.weight"] + 1}, heads=3)
     with pytest.raises(CheckpointError, match="blocks"):
-        convert_soho({n: t for n, t in layout.items() if not n.startswith("backbone.layer2.1.")}, heads=2)
+        convert_soho({n: t for n, t in layout.items() if not n.startswith("backbone.layer2.1.")}, heads=3)
     with pytest.raises(CheckpointError, match="do not divide"):
         convert_soho(layout, heads=5)
 
