@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from samples import with_values
 from toy_dataset import Toy
@@ -12,8 +10,6 @@ from toy_unified_vlp import unified
 
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import DataError
-from vlp_models.models.checkpoint import write_checkpoint
-from vlp_models.tasks.base import load_task_model
 
 
 @pytest.mark.slow
@@ -44,11 +40,3 @@ def test_hidden_labels_are_predicted_but_not_trained_on(toy: Toy, task: str) -> 
     assert [row["label"] for row in task_model.predict(batch, [sample])] == [None]
     with pytest.raises(DataError, match="hidden"):
         task_model.loss(batch, generator=any_generator())
-
-
-@pytest.mark.parametrize("task", ["nlvr", "nlvr2", "vcr"])
-def test_loaded_checkpoint_predicts_the_same(toy: Toy, tmp_path: Path, task: str) -> None:
-    task_model = make(toy, task)
-    learn(task_model, toy, 3)
-    write_checkpoint(tmp_path, task_model, task_model.info, task_model.tokenizer)
-    assert predict(load_task_model(tmp_path), toy, "val") == predict(task_model, toy, "val")

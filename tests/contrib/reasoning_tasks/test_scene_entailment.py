@@ -24,17 +24,7 @@ def scene(number: int) -> tuple[Scene, np.random.Generator]:
 
 def test_snli_ve_reader_reads_the_files(tmp_path: Path) -> None:
     params = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64, hypotheses_per_image=4)
-    plain = GeneratorParams(generator="objects", seed=3, train=6, val=2, test=3, side=64)
-    for name, variant in (("with", params), ("without", plain)):
-        (tmp_path / name).mkdir()
-        counts = write(variant, tmp_path / name)
-        assert counts.get("hypotheses", 0) == (44 if name == "with" else 0)
-    for file in (tmp_path / "without").rglob("*.*"):
-        assert (
-            file.is_dir()
-            or file.read_bytes() == (tmp_path / "with" / file.relative_to(tmp_path / "without")).read_bytes()
-        )
-
+    assert write(params, tmp_path / "with")["hypotheses"] == 44
     tables = read_source("ve", DatasetParams.of(format="snli_ve", root="with"), tmp_path)
     assert not tables["quarantine"] and len(tables["hypotheses"]) == 44
     assert Counter(row["split"] for row in tables["images"]) == {"train": 6, "val": 2, "test": 3}

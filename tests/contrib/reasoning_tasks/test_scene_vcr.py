@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlp_models.common.io import hash_path
 from vlp_models.contrib.reasoning_tasks.scenes.vcr import make_questions
 from vlp_models.data.formats import read_source
 from vlp_models.params import DatasetParams, GeneratorParams
@@ -90,12 +88,3 @@ def test_text_alone_is_at_chance() -> None:
 
 def _words(tokens: list[object]) -> str:
     return " ".join(t if isinstance(t, str) else "X" for t in tokens)
-
-
-def test_vcr_is_off_by_default_and_changes_no_other_file(made: Path, tmp_path: Path) -> None:
-    counts = write(dataclasses.replace(PARAMS, vcr_per_image=0), tmp_path / "without")
-    assert "choices" not in counts and not list((tmp_path / "without").glob("*.jsonl"))[1:]
-    write(PARAMS, tmp_path / "again")
-    assert hash_path(tmp_path / "again") == hash_path(made)
-    for file in (tmp_path / "without").rglob("*.*"):
-        assert (made / file.relative_to(tmp_path / "without")).read_bytes() == file.read_bytes()

@@ -137,10 +137,6 @@ def test_many_persons_share_names_and_missing_files_are_named(tmp_path: Path) ->
         load(tmp_path)
     write(tmp_path / "vcr", "val", [line(), line("train-1")])
     assert len(load(tmp_path, limit=1)["choices"]) == 1
-    with pytest.raises(DataError, match=r"train\.jsonl"):
-        load(tmp_path, splits=["train"])
-    with pytest.raises(DataError, match="no split 'trial'"):
-        load(tmp_path, splits=["trial"])
 
 
 def test_unknown_size_and_a_repeated_id(tmp_path: Path) -> None:
