@@ -64,6 +64,8 @@ BORROWERS = {
     "contrib/authors_checkpoints/test_import_checkpoint.py": ["reasoning_tasks"],
     "contrib/authors_checkpoints/test_import_vlmo.py": ["reasoning_tasks"],
     "contrib/report_pictures/test_report_pictures.py": ["reasoning_tasks"],
+    "evaluation/test_report_in_a_browser.py": ["report_pictures"],
+    "metrics/test_judgments.py": ["compare"],
     "contrib/lora/test_adapters.py": ["plugin_kit", "reasoning_tasks"],
     "pipeline/test_retrieval_and_vcr.py": ["reasoning_tasks", "research_formats"],
 }

@@ -94,16 +94,6 @@ def test_tau_of_resampled_images_is_that_of_the_repeated_observations(
             assert tau == pytest.approx(100 * kendalltau(x, y, variant=variant).statistic, abs=1e-9)
 
 
-@pytest.mark.parametrize("variant", ["b", "c"])
-def test_tau_of_many_observations_equals_scipy(variant: str) -> None:
-    rng = np.random.default_rng(1)
-    ratings = rng.integers(1, 5, 3000).astype(np.float64)
-    scores = np.round(ratings + rng.normal(0, 3, 3000), 1)
-    pairs = PairCounts.count(scores, ratings, rng.permutation(np.arange(3000) % 100))
-    expected = 100 * kendalltau(scores, ratings, variant=variant).statistic
-    assert pairs.tau(np.ones((1, 100)), variant)[0] == pytest.approx(expected, abs=1e-9)
-
-
 def test_files_of_judgments_are_read(tmp_path: Path) -> None:
     captions = read_captions(write(tmp_path, "token.txt", TOKENS))
     found = read_expert(write(tmp_path, "expert.txt", EXPERT), captions)
@@ -129,12 +119,9 @@ def test_files_of_judgments_are_read(tmp_path: Path) -> None:
         ("token", "d.jpg#0\t ", "caption d.jpg#0 is empty"),
         ("expert", "a.jpg\tb.jpg#0\t1\t2", "4 tab-separated fields instead of 5"),
         ("expert", "a.jpg\tb.jpg#0\t1\t2\t5", "ratings 1, 2, 5: each must be 1, 2, 3 or 4"),
-        ("expert", "a.jpg\tb.jpg#0\t1\t2\tx", "each must be 1, 2, 3 or 4"),
-        ("expert", "a.jpg\tb.jpg\t1\t2\t3", "'b.jpg' is not a caption id"),
         ("expert", "a.jpg\tb.jpg#7\t1\t2\t3", "unknown caption b.jpg#7"),
         ("expert", "z.jpg\tb.jpg#0\t1\t2\t3", "z.jpg has no caption to be its reference"),
         ("crowd", "a.jpg\tb.jpg#0\t0.5\t1\t2", "a share of 0.5 is not that of 1 yes and 2 no"),
-        ("crowd", "a.jpg\tb.jpg#0\tx\t1\t2", "a share of x is not that"),
         ("crowd", "a.jpg\tb.jpg#0\t0\t0\t0", "must be whole numbers, not both 0"),
         ("crowd", "a.jpg\tb.jpg#0\t0.5\t1\t-1", "must be whole numbers"),
     ],

@@ -44,13 +44,10 @@ def test_files_and_columns_are_described(validated: Path) -> None:
     assert table["field"][1]["source"] == extract
 
 
-def test_the_version_changes_with_the_data_only(validated: Path) -> None:
+def test_the_version_changes_with_the_data_only(validated: Path, tmp_path: Path) -> None:
     before = describe(validated)
     assert describe(validated) == before
     pq.write_table(pa.table({"image_id": ["a/3"]}), validated / "images.parquet")
     assert describe(validated)["version"] != before["version"]
-
-
-def test_without_validated_data_the_command_that_makes_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="run `vlp run validate` first"):
-        describe(tmp_path)
+        describe(tmp_path / "elsewhere")

@@ -80,15 +80,12 @@ def ask(model: Any, documents: list[dict[str, Any]], post_prompt: str = POST_PRO
 # ---- Without lmms-eval ----------------------------------------------------------------------------------------------
 
 
-def test_entry_point_names_the_class(model_class: Any) -> None:
+def test_entry_point_names_the_class_and_imports_no_torch(model_class: Any) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["lmms_eval.models"][MODEL_ID].partition(":")
     assert getattr(importlib.import_module(module), name) is manifest
     assert vars(manifest()) == {"model_id": "vlp_flows", "simple_class_path": CLASS_PATH}
     assert issubclass(model_class, StandIn)
-
-
-def test_manifest_imports_no_torch() -> None:
     code = "import vlp_models.contrib.lmms_eval.requests, sys; "
     code += "print('HEAVY', sorted({'torch', 'mlflow'} & set(sys.modules)))"
     assert "HEAVY []" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
