@@ -33,7 +33,7 @@ BORROWERS = {
     "contrib/bundles/test_replay_copy.py": ["imported_features", "public_weights"],
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
-    "contrib/plugin_kit/test_new_plugins.py": ["hub_datasets", "reasoning_tasks"],
+    "contrib/plugin_kit/test_new_plugins.py": ["reasoning_tasks"],
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/drift/test_drift.py": ["ingest"],
     "contrib/forgetting/test_withdrawn.py": ["ingest"],

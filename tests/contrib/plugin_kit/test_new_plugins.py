@@ -160,6 +160,7 @@ def test_images_inside_files_are_extracted_and_removed_again(
     monkeypatch: pytest.MonkeyPatch,
     write: Write,
 ) -> None:
+    pytest.importorskip("vlp_models.contrib.hub_datasets")
     write(project / "pets")
     (project / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(project / "tmp"))

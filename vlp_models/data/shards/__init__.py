@@ -17,7 +17,7 @@ def streaming(part: str) -> Any:
         MissingToolError: the folder is missing.
     """
     if part not in STREAMING:
-        raise MissingToolError("`trainer.stream.address` needs vlp_models/contrib/streaming, which is not installed")
+        raise MissingToolError("params.yaml: `trainer.stream.address` needs vlp_models/contrib/streaming, which is not installed")
     return import_target(STREAMING[part])
 
 
@@ -32,5 +32,5 @@ def augmented(base: Any, *, directory: Path, shards: Path, control: bool) -> Any
         MissingToolError: the folder is missing.
     """
     if "samples" not in AUGMENTED:
-        raise MissingToolError("generated captions need vlp_models/contrib/augment, which is not installed")
+        raise MissingToolError("params.yaml: `augment` needs vlp_models/contrib/augment, which is not installed")
     return import_target(AUGMENTED["samples"])(base, directory, shards, control=control)

@@ -110,7 +110,7 @@ class ShardWriter:
             rows += [{"view": name} | sample for sample in samples]
             if samples:
                 texts[name] = [{"id": sample.pop("sample_id"), **sample} for sample in samples]
-        # in the tar: texts, pixels, regions. streaming depends on the order of the last two
+        # in the tar: texts, pixels, regions. Streaming depends on the order of the last two
         content = json.dumps(texts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         self._write(f"{key}.json", content.encode())
         location: dict[str, Any] = {"pixels_offset": 0, "pixels_size": 0, "pixels_extension": record.pixels_extension}
