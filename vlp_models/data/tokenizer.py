@@ -375,8 +375,13 @@ class Tokenizer:
         """
         words: list[str] = []
         if self._is_bert:
-            for i in map(int, ids):
-                _append(words, self.vocabulary[i])
+            for token in (self.vocabulary[i] for i in map(int, ids)):
+                # A new word, or the next piece of the last one; "##" alone is a word of two signs.
+                is_piece = token.startswith(CONTINUATION) and token != CONTINUATION
+                if is_piece and words:
+                    words[-1] += token[len(CONTINUATION) :]
+                else:
+                    words.append(token[len(CONTINUATION) :] if is_piece else token)
             return words
         # runs of text between special tokens
         for is_special, run in groupby(map(int, ids), key=self._id_names.__contains__):
@@ -453,17 +458,6 @@ def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
     engine.normalizer = normalizer
     engine.pre_tokenizer = BertPreTokenizer()
     return engine
-
-
-def _append(words: list[str], token: str) -> None:
-    """Add a new word, or the next piece of the last one."""
-    # "##" alone is a word of two signs
-    if not token.startswith(CONTINUATION) or token == CONTINUATION:
-        words.append(token)
-    elif words:
-        words[-1] += token[len(CONTINUATION) :]
-    else:
-        words.append(token[len(CONTINUATION) :])
 
 
 # Words that lose their last vowel before another word (French, Italian, Catalan): l'eau, qu'il, dell'acqua

@@ -17,7 +17,9 @@ def streaming(part: str) -> Any:
         MissingToolError: the folder is missing.
     """
     if part not in STREAMING:
-        raise MissingToolError("params.yaml: `trainer.stream.address` needs vlp_models/contrib/streaming, which is not installed")
+        raise MissingToolError(
+            "params.yaml: `trainer.stream.address` needs vlp_models/contrib/streaming, which is not installed"
+        )
     return import_target(STREAMING[part])
 
 
