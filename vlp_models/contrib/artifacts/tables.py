@@ -35,12 +35,11 @@ class Artifact:
 def publish(root: Path, params: Params, outcomes: Sequence[Outcome]) -> None:
     """Create a run's artifacts. A server that rejects them fails nothing."""
     for artifact in make_artifacts(root, params, outcomes):
-        about = {"key": artifact.key, "description": artifact.description}
         try:
             if artifact.rows is not None:
-                create_table_artifact(artifact.rows, **about)
+                create_table_artifact(artifact.rows, key=artifact.key, description=artifact.description)
             else:
-                create_link_artifact(artifact.link, **about)
+                create_link_artifact(artifact.link, key=artifact.key, description=artifact.description)
         except Exception as error:
             get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
 
