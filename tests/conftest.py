@@ -48,6 +48,7 @@ BORROWERS = {
     "training/test_distributed_losses.py": ["fsdp"],
     "pipeline/test_crossing_splits.py": ["research_formats"],
     "pipeline/test_crossing_visual_genome.py": ["research_formats"],
+    "pipeline/test_languages.py": ["public_weights"],
     "pipeline/test_memory_of_many.py": ["drift"],
     "pipeline/test_odd_pictures.py": ["report_pictures"],
     "registry/test_two_images.py": ["reasoning_tasks", "research_formats"],

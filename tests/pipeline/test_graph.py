@@ -57,7 +57,7 @@ def test_run_depends_only_on_its_own_family_task_and_start() -> None:
 def test_dvc_takes_paths_with_dollars_literally(tmp_path: Path) -> None:
     """DVC replaces `${NAME}` in dvc.yaml, and stops if there is no such key."""
     entry = {"format": "texts", "root": "data/${none}/$HOME", "texts": {"train": ["train.txt"]}}
-    found = stages(data={"own": entry}, features={"source": "tsv", "path": "regions${x}.tsv"})
+    found = stages(data={"own": entry}, features={"path": "regions${x}.tsv"})
     assert found["features"]["deps"].count(r"regions\${x}.tsv") == 1
     prepare = {"foreach": {"own": found["prepare"]["foreach"]["own"]}, "do": {"cmd": "true", "deps": ["${item.root}"]}}
     features = {"cmd": "true", "deps": [dep for dep in found["features"]["deps"] if dep.startswith("regions")]}
@@ -108,7 +108,7 @@ def test_start_from_another_architecture_makes_the_new_model_a_dependency() -> N
 def test_external_files_are_dependencies() -> None:
     found = stages(
         tokenizer={"source": "vocab", "vocab": "data/raw/vocab.txt"},
-        features={"source": "npz", "path": "data/raw/features"},
+        features={"path": "data/raw/features"},
         detector={"source": "weights", "weights": "data/raw/detector.pth"},
     )
     assert "data/raw/vocab.txt" in found["tokenizer"]["deps"]

@@ -15,7 +15,6 @@ from vlp_models.data.batch import Batch
 from vlp_models.errors import CheckpointError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.tden.model import TDEN
-from vlp_models.objectives.masked_modeling import Corruption
 
 VOCAB, FEATURES, CLASSES = 30, 6, 5
 SMALL = {"hidden": 16, "heads": 4, "intermediate": 24, "object_layers": 2, "sentence_layers": 3, "encoder_layers": 2}
@@ -44,36 +43,15 @@ def rebuilt(state: dict[str, Tensor]) -> TDEN:
     return model.eval()
 
 
-def outputs(model: TDEN, batch: Batch) -> dict[str, Tensor]:
-    """Return all that pretraining trains."""
-    model = model.double()
-    every, text = dict.fromkeys(model.objectives), batch.text
-    seen = Corruption(ids_BT=text.ids_BT, words_BT=text.mask_BT & (text.ids_BT > 10), regions_BR=batch.image.mask_BR)
-    output = model.masked_pass(batch, seen, model.encode_corrupted(batch, seen), every)
-    losses = model.pretraining_losses(
-        batch, objectives=every, generator=torch.Generator().manual_seed(0), mask_probability=0.3
-    )
-    return {
-        "mlm": output.word_logits["encoder"],
-        "moc": output.losses["moc"].mean,
-        "msg": output.word_logits["decoder"],
-        "image": model.embed_image(batch.image),
-        "text": model.embed_text(batch.text),
-        "caption": model.generation_logits(batch.image, batch.text),
-        **{f"loss of {name}": loss.mean for name, loss in losses.items()},
-    }
-
-
-def test_poolers_without_batch_norm_give_the_same_outputs(make_batch: Callable[..., Batch]) -> None:
+def test_poolers_without_batch_norm_give_the_same_embeddings(make_batch: Callable[..., Batch]) -> None:
     """The authors' numbers (test_authors_tden.py) are of poolers with batch norm."""
-    model = build(**PUBLIC | {"pooler_batch_norm": True})
+    model, batch = build(**PUBLIC | {"pooler_batch_norm": True}), make_batch()
     state = {name: tensor for name, tensor in public_layout(model).items() if ".bn." not in name}
     for pool in (model.text_pooler, *model.image_poolers):
         pool.norm = torch.nn.Identity()
-    own, imported = outputs(model, make_batch()), outputs(rebuilt(state), make_batch())
-    assert len(own) == 10
-    for name, tensor in own.items():
-        torch.testing.assert_close(imported[name], tensor, rtol=0, atol=1e-12, msg=name)
+    imported, model = rebuilt(state).double(), model.double()
+    torch.testing.assert_close(imported.embed_image(batch.image), model.embed_image(batch.image), rtol=0, atol=1e-12)
+    torch.testing.assert_close(imported.embed_text(batch.text), model.embed_text(batch.text), rtol=0, atol=1e-12)
 
 
 def vqa_and_vcr() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
