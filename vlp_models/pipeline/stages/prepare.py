@@ -181,7 +181,8 @@ class _ImageFiles:
     """
 
     def __init__(self, key: str, source: DatasetParams, root: Path, directory: Path) -> None:
-        self.folders = [] if source.is_remote else _folders(root / source.root, source.images)
+        folders = () if source.is_remote else (root / source.root, root / source.root / source.images)
+        self.folders = [Path(os.path.abspath(folder)) for folder in folders]  # noqa: PTH100 (no links followed)
         self._extracted = Path(os.path.abspath(directory / EXTRACTED))  # noqa: PTH100
         self.renamed: set[str] = set()
         self._key, self._allow_external = key, source.allow_external_images
@@ -315,10 +316,6 @@ def _check_is_absent(path: str, error: ImageError) -> None:
         f"{path}: a node of the cluster cannot read it ({error.reason}); mount the file's folder there, under the same "
         "path"
     )
-
-
-def _folders(root: Path, images: str) -> list[Path]:
-    return [Path(os.path.abspath(folder)) for folder in (root, root / images)]  # noqa: PTH100 (no links followed)
 
 
 def _outside(path: Path, folders: list[Path], key: str) -> ImageError | None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -417,15 +417,14 @@ def _join_quarantine(sources: list[Path], directory: Path) -> int:
 
 def _write_lines(sources: list[Path], directory: Path, name: str) -> int:
     """Write the lines of a file (ground truth, languages) on good images, if there are any; return their number."""
-    lines = (line for source in sources if (source / name).exists() for line in _lines(source / name))
-    first = next(lines, None)
-    if first is None:  # no file is written
+    files = [source / name for source in sources if (source / name).exists()]
+    if not files:
         return 0
     # joined with the good images on disk: neither fits into memory
     schema = pa.schema([("number", pa.int64()), ("image_id", pa.string()), ("line", pa.string())])
     count = 0
     with Database.within(directory) as database:
-        database.load("truth", _pieces(chain((first,), lines), schema), schema)
+        database.load("truth", _numbered_lines(files, schema), schema)
         images = directory / "images.parquet"
         database.load(
             "images", read_batches([images], BATCH_ROWS, ["image_id"]), pa.schema([("image_id", pa.string())])
@@ -438,14 +437,13 @@ def _write_lines(sources: list[Path], directory: Path, name: str) -> int:
     return count
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from file
-
-
-def _pieces(lines: Iterator[str], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield tables of JSON lines with their numbers and the ids of their images."""
-    numbered = enumerate(lines)
-    while piece := list(islice(numbered, BATCH_ROWS)):
-        rows = [{"number": number, "image_id": json.loads(line)["image_id"], "line": line} for number, line in piece]
-        yield pa.Table.from_pylist(rows, schema=schema)
+def _numbered_lines(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield tables of the JSON lines of files, numbered across them, with the ids of their images."""
+    number = 0
+    for path in files:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            while lines := list(islice(file, BATCH_ROWS)):
+                ids = [json.loads(line)["image_id"] for line in lines]
+                numbers = range(number, number + len(lines))
+                yield pa.table([numbers, ids, lines], schema=schema)
+                number += len(lines)
