@@ -195,7 +195,8 @@ def test_images_must_not_exceed_the_shards_pixel_limit() -> None:
 
 
 def test_impossible_preset_is_refused_before_params_yaml_changes(tmp_path: Path) -> None:
-    pytest.importorskip("vlp_models.contrib.research_formats")
+    for folder in ("public_weights", "research_formats"):
+        pytest.importorskip(f"vlp_models.contrib.{folder}")
     path = Path(shutil.copy(ROOT / "params.yaml", tmp_path / "params.yaml"))
     for preset in ("flickr8k", "flickr8k-vlmo"):
         apply_overlay(path, ROOT / "vlp_models" / "presets" / f"{preset}.yaml", [])
