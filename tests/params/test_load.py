@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.plugins import import_target
 from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
@@ -220,18 +221,14 @@ def test_init_and_image_init_are_checked(model: dict[str, str], message: str) ->
         parse_params(raw)
 
 
-def test_a_cycle_of_starts_is_an_error(tmp_path: Path) -> None:
+def test_starts_that_form_a_cycle_or_are_of_another_family_are_errors() -> None:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
-    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "pretrain/tden"}
-    raw["pretrain"]["tden"]["start"] = "pretrain/second"
+    first = raw["pretrain"]["tden"]
+    raw["pretrain"] |= {"second": {**first, "start": "pretrain/tden"}, "tden": {**first, "start": "pretrain/second"}}
     with pytest.raises(ParamsError, match=r"forms a cycle: pretrain/tden -> pretrain/second -> pretrain/tden"):
         parse_params(raw)
-
-
-def test_a_start_of_another_family_is_an_error() -> None:
-    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["models"]["other"] = {"family": "other"}
-    raw["pretrain"]["second"] = {**raw["pretrain"]["tden"], "start": "initial/other"}
+    raw["pretrain"] |= {"second": {**first, "start": "initial/other"}, "tden": first}
     with pytest.raises(ParamsError, match=r"trains `tden` of the family tden, but starts from initial/other"):
         parse_params(raw)
 
@@ -247,7 +244,7 @@ def test_no_key_has_a_name_that_dvc_ignores() -> None:
                 yield name
                 yield from keys(of_field)
 
-    names = set(keys(Params))
+    names = set(keys(Params)).union(*(keys(import_target(target)) for target in SECTIONS.values()))
     assert {"side", "vocab_size", "lr"} <= names
     assert not names & {"size", "nfiles"}
 
