@@ -22,16 +22,7 @@ from pathlib import Path
 
 import pytest
 from cloned_project import ROOT, environment, run_in_process
-from mistakes import (
-    Arrange,
-    file_size_limit,
-    folder,
-    make_template,
-    mode,
-    nothing,
-    setting,
-    without_root_rights,
-)
+from mistakes import Arrange, file_size_limit, folder, make_template, mode, nothing, setting, without_root_rights
 from mistakes_table import TABLE, Mistake
 
 from vlp_models.cli.main import app

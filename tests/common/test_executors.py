@@ -25,10 +25,7 @@ LENIENT = {"min_score": 0.01, "max_regions": 4}
 
 def settings() -> Params:
     params = params_with(features=LENIENT)
-    return dataclasses.replace(
-        params,
-        shards=dataclasses.replace(params.shards, images_per_shard=2, pixels=True),
-    )
+    return dataclasses.replace(params, shards=dataclasses.replace(params.shards, images_per_shard=2, pixels=True))
 
 
 @pytest.fixture

@@ -16,10 +16,7 @@ WAITS = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.slee
 
 
 def test_first_failure_is_returned_and_starts_nothing_more(tmp_path: Path) -> None:
-    commands = [
-        [sys.executable, "-c", "raise SystemExit(7)"],
-        [sys.executable, "-c", WAITS, str(tmp_path / "started")],
-    ]
+    commands = [[sys.executable, "-c", "raise SystemExit(7)"], [sys.executable, "-c", WAITS, str(tmp_path / "started")]]
     assert supervise_commands(commands, command_environment()) == 7
     assert not (tmp_path / "started").exists()
 

@@ -110,10 +110,7 @@ PARTS: dict[str, list[Part]] = {
         Part(replace={"vlp compare old=old.csv new=new.csv": "vlp compare old={made}/old.csv new={made}/new.csv"})
     ],
     "replay": [Part()],
-    "datasets": [
-        Part(),
-        Part("vlp use daquar", fresh=True, long=True, photographs=True),
-    ],
+    "datasets": [Part(), Part("vlp use daquar", fresh=True, long=True, photographs=True)],
     "demo-page": [
         Part(long=True, before={"vlp promote retrieval": RETRIEVAL}),
         Part(

@@ -119,11 +119,7 @@ def bundled(workspace: Workspace, params: Params, name: str) -> Path:
     checkpoint, bundle = workspace.checkpoint("finetune/tden-captioning"), workspace.root / name
     search = workspace.evaluation("tden-captioning") / SEARCH
     write_bundle(
-        bundle,
-        checkpoint=checkpoint,
-        detector=workspace.detector,
-        features=to_plain(params.features),
-        search=search,
+        bundle, checkpoint=checkpoint, detector=workspace.detector, features=to_plain(params.features), search=search
     )
     return bundle
 

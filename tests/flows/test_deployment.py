@@ -108,12 +108,7 @@ def test_other_deployments_wait_for_one_another(site: Site) -> None:
     message = site.server.wait_for(wrong, "FAILED")["message"]
     assert "rm -rf http://***@127.0.0.1/' is not a task; known: captioning" in message and "hunter2" not in message
     asked = sorted((site.project / "asked.txt").read_text().split())
-    assert asked == [
-        "evaluate-alias-vqa-champion",
-        "promote-captioning",
-        "rollback-captioning",
-        "use-tiny",
-    ]
+    assert asked == ["evaluate-alias-vqa-champion", "promote-captioning", "rollback-captioning", "use-tiny"]
 
 
 def test_resumed_schedule_creates_runs(site: Site) -> None:

@@ -170,7 +170,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         ),
     ],
     "stage finetune tden-captioning": [
-        ("start is missing", nothing, r"checkpoints/pretrain/tden.*`dvc repro pretrain@tden`"),
+        ("start is missing", nothing, r"checkpoints/pretrain/tden.*`dvc repro pretrain@tden`")
     ],
     "stage finetune tden-vqa": [("unknown run", nothing, r"tden-vqa")],
     "stage evaluate tden-captioning": [("model is missing", nothing, r"checkpoints/finetune/tden-captioning")],
@@ -188,13 +188,13 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         ("disk is full", nothing, r"params\.yaml: the disk is full", 74, lambda: file_size_limit(300)),
     ],
     "use --set trainer.devices": [
-        ("setting without =", nothing, r"--set trainer\.devices: write it as key\.path=value"),
+        ("setting without =", nothing, r"--set trainer\.devices: write it as key\.path=value")
     ],
     "use --set trainer.devices=[": [
-        ("setting is no YAML", nothing, r"--set trainer\.devices: the value is not valid YAML"),
+        ("setting is no YAML", nothing, r"--set trainer\.devices: the value is not valid YAML")
     ],
     "use --set tokenizer.source=vocab --set tokenizer.vocab=package:no-bert": [
-        ("package is missing", nothing, r"`tokenizer\.vocab: package:no-bert`: not installed; install it with"),
+        ("package is missing", nothing, r"`tokenizer\.vocab: package:no-bert`: not installed; install it with")
     ],
     "promote vqq": [("unknown task", nothing, r"vqq: no such task; did you mean `vqa`")],
     "promote captioning": [
@@ -241,7 +241,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         ("no network", setting("tracking.uri", "http://127.0.0.1:9"), r"check that it is running", 69),
     ],
     "predict vqa data/raw/photos/0.png": [
-        ("text is missing", nothing, r"vlp predict vqa IMAGE TEXT: the text is missing"),
+        ("text is missing", nothing, r"vlp predict vqa IMAGE TEXT: the text is missing")
     ],
     "judge 0.png 1.png 2.png true": [("three images", nothing, r"vlp judge: got 3 images")],
     "ingest": [
@@ -267,10 +267,10 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
     "forget photos/1": [("not a terminal", nothing, r"not a terminal: pass --dry-run or --yes")],
     "forget photos/99.png --dry-run": [("unknown image", nothing, r"photos/99")],
     "import-checkpoint none.bin --format bert --name tden": [
-        ("weights are missing", nothing, r"none\.bin: no such folder; it should hold model\.safetensors"),
+        ("weights are missing", nothing, r"none\.bin: no such folder; it should hold model\.safetensors")
     ],
     "import-checkpoint w.pth --format xmodaler-tden --name tden": [
-        ("weights are text", write("w.pth", "x"), r"w\.pth"),
+        ("weights are text", write("w.pth", "x"), r"w\.pth")
     ],
     "import-checkpoint w.pth --format berd --name tden": [("unknown format", write("w.pth", "x"), r"berd")],
     "verify-resume pretrain/none": [("unknown run", nothing, r"none")],

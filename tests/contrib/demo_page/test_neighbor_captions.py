@@ -80,9 +80,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, str], str]:
 
 
 def test_the_better_baseline_captions_until_there_is_a_champion(
-    challenge: Callable[[float], None],
-    expected: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
+    challenge: Callable[[float], None], expected: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     challenge(13.0)
     caption(list(expected))

@@ -155,10 +155,7 @@ def test_a_format_lists_tables_and_quarantined_records(project: Path, capsys: py
 
 @pytest.mark.parametrize("write", [write_parquet, write_webdataset], ids=["parquet", "tar"])
 def test_images_inside_files_are_extracted_and_removed_again(
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    write: Write,
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     pytest.importorskip("vlp_models.contrib.hub_datasets")
     write(project / "pets")
@@ -179,11 +176,7 @@ def test_images_inside_files_are_extracted_and_removed_again(
         ),
         ('"text": text,', '"text": text, "lang": "en",', "captions: a row has lang, which captions does not have"),
         ('"text": text,', '"text": [text],', "captions: row try/1: a value has another type"),
-        (
-            "join_id(name, number)",
-            '"1"',
-            "captions: caption_id 1 occurs twice",
-        ),
+        ("join_id(name, number)", '"1"', "captions: caption_id 1 occurs twice"),
         ("with tables.record", "1 / 0\n        with tables.record", "mine.py:16: ZeroDivisionError: division by zero"),
         ("return tables", "return Tables()", "reads: no table has a row; name the files with --set"),
     ],
