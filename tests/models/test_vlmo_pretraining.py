@@ -233,6 +233,8 @@ def test_each_sample_learns_only_its_objectives() -> None:
     assert float(asked["mim"].count) == 2 * 6
     itm = losses(model, batch, {"itm": only})["itm"]
     assert float(itm.count) == 3 * 2
+    others, every = losses(model, batch, {"itm": ~only})["itm"], losses(model, batch, ("itm",))["itm"]
+    torch.testing.assert_close(itm.sum + others.sum, every.sum)
     empty = losses(model, batch, dict.fromkeys(ALL, only & False))
     assert all(loss.mean.item() == 0.0 for loss in empty.values())
 

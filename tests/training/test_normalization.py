@@ -119,15 +119,16 @@ def test_normalization_by_hand() -> None:
         value = torch.tensor(total, dtype=torch.float64, requires_grad=True)
         return Loss.of(value, count, a=value)
 
-    first = WeightedLosses(losses={"x": loss(6.0, 3), "y": loss(8.0, 1)}, weights={"x": 1.0, "y": 0.5})
+    first = WeightedLosses(losses={"x": loss(6.0, 3), "y": loss(8.0, 2)}, weights={"x": 1.0, "y": 0.5})
     second = WeightedLosses(losses={"x": loss(4.0, 2), "y": loss(0.0, 0)}, weights={"x": 1.0, "y": 0.5})
     window = [total_over_ranks(first), total_over_ranks(second)]
-    assert float(mean_losses(window)["loss"]) == (6 + 4) / (3 + 2) + 0.5 * 8 / 1
+    assert float(mean_losses(window)["loss"]) == (6 + 4) / (3 + 2) + 0.5 * 8 / 2
+    assert float(mean_losses(window)["a"]) == 8 / 2  # of the last loss that has a part of this name
     counts = {name: window[0].counts[name] + window[1].counts[name] for name in "xy"}
     for part in (first, second):
         normalize(part, counts).backward()
     assert [part.losses["x"].sum.grad.item() for part in (first, second)] == [1 / 5, 1 / 5]
-    assert [part.losses["y"].sum.grad.item() for part in (first, second)] == [0.5, 0.5]
+    assert [part.losses["y"].sum.grad.item() for part in (first, second)] == [0.25, 0.25]
     nothing = Loss(sum=torch.zeros(()), count=0, parts={"b": Part(sum=torch.zeros(()), count=0)})
     assert {
         name: float(value) for name, value in mean_losses([total_over_ranks(WeightedLosses.of(nothing))]).items()
