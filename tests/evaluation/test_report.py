@@ -14,7 +14,7 @@ from report_workspace import Page, record, rendered
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace
-from vlp_models.evaluation.report import SECTIONS
+from vlp_models.evaluation.report import REPORT_SECTIONS
 from vlp_models.evaluation.report.page import ResultTable, _as_cells, headlines, interval_bar, warnings
 from vlp_models.evaluation.report.variants import VariantRow
 from vlp_models.params import DatasetParams, GateParams, Params
@@ -28,8 +28,8 @@ def test_page_is_complete_self_contained_and_escaped(
 ) -> None:
     """Also without the sections that contrib adds."""
     if not with_sections:
-        for name in list(SECTIONS):
-            monkeypatch.delitem(SECTIONS, name)
+        for name in list(REPORT_SECTIONS):
+            monkeypatch.delitem(REPORT_SECTIONS, name)
     text = rendered(params, workspace)
     page = Page(text)
     assert not page.open

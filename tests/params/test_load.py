@@ -20,7 +20,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
 from vlp_models.params import ModelParams, OptimizerParams, Params, build, load_params, parse_params, schema, to_plain
-from vlp_models.params.schema import SECTIONS, Share
+from vlp_models.params.schema import PARAMS_SECTIONS, Share
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ class OwnParams:
 def sections_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sections `own`, top-level and of a fine-tuning; sections and a launcher `absent`, of a missing folder."""
     for name in ("own", "finetune.NAME.own"):
-        monkeypatch.setitem(SECTIONS, name, f"{__name__}:OwnParams")
+        monkeypatch.setitem(PARAMS_SECTIONS, name, f"{__name__}:OwnParams")
     absent = {"params": {"absent": "gone", "finetune.NAME.absent": "gone"}, "launchers": {"absent": "gone"}}
     monkeypatch.setattr(schema, "absent_entries", lambda kind: absent[kind])
 
@@ -244,7 +244,7 @@ def test_no_key_has_a_name_that_dvc_ignores() -> None:
                 yield name
                 yield from keys(of_field)
 
-    names = set(keys(Params)).union(*(keys(import_target(target)) for target in SECTIONS.values()))
+    names = set(keys(Params)).union(*(keys(import_target(target)) for target in PARAMS_SECTIONS.values()))
     assert {"side", "vocab_size", "lr"} <= names
     assert not names & {"size", "nfiles"}
 

@@ -34,7 +34,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # safe in
 Split = Literal["train", "val", "test"]
 
 # Sections of params.yaml that folders of contrib have: dotted name, such as `finetune.NAME.lora` -> `module:dataclass`.
-SECTIONS = Table("params", {})
+PARAMS_SECTIONS = Table("params", {})
 
 T = TypeVar("T")
 _TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
@@ -55,7 +55,7 @@ class OneOf:
 class Extensible:
     """A section that has those of contrib in it: next to its own keys in params.yaml, in `sections` here.
 
-    prefix  of their dotted names in SECTIONS, such as `finetune.NAME.`
+    prefix  of their dotted names in PARAMS_SECTIONS, such as `finetune.NAME.`
     """
 
     prefix: ClassVar[str]
@@ -73,8 +73,8 @@ def contrib_sections(cls: type) -> dict[str, Any]:
     if not issubclass(cls, Extensible):
         return {}
     # `finetune.NAME.` -> {`lora`: ...}; a name with a dot is that of a section further down.
-    below = {name.removeprefix(cls.prefix): name for name in SECTIONS if name.startswith(cls.prefix)}
-    return {key: import_target(SECTIONS[name]) for key, name in below.items() if "." not in key}
+    below = {name.removeprefix(cls.prefix): name for name in PARAMS_SECTIONS if name.startswith(cls.prefix)}
+    return {key: import_target(PARAMS_SECTIONS[name]) for key, name in below.items() if "." not in key}
 
 
 def check_key(cls: type, key: str, where: str, file: str) -> None:

@@ -11,7 +11,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params
 
 # name -> function of a `ReportContext` that returns a `Section`; in the order of the page
-SECTIONS = Table("report_sections", {})
+REPORT_SECTIONS = Table("report_sections", {})
 
 
 @dataclass(frozen=True, kw_only=True)

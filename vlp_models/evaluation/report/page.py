@@ -20,7 +20,7 @@ from vlp_models.common.pages import page_environment
 from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tables import SPLITS
-from vlp_models.evaluation.report import SECTIONS, ReportContext
+from vlp_models.evaluation.report import REPORT_SECTIONS, ReportContext
 from vlp_models.evaluation.report.records import (
     CURVES,
     Record,
@@ -118,7 +118,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         tested.setdefault((table.task, table.dataset), table.split)
     decisions = read_decisions(workspace.reports)
     context = ReportContext(params=params, workspace=workspace, records=records, missing=missing)
-    sections = [import_target(target)(context) for target in SECTIONS.values()]
+    sections = [import_target(target)(context) for target in REPORT_SECTIONS.values()]
     return template.render(
         title=title(params, records),
         few=few_images(tables, params.promotion.split),

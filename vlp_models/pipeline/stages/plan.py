@@ -17,7 +17,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import WITHDRAWN
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
-from vlp_models.evaluation.report import SECTIONS
+from vlp_models.evaluation.report import REPORT_SECTIONS
 from vlp_models.models import FIGURES, OBJECTIVES
 from vlp_models.models.convert import WEIGHTS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
@@ -143,7 +143,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "register"): SERVING_MODULES,
         ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],
-        ("stages", "report"): SECTIONS.values(),
+        ("stages", "report"): REPORT_SECTIONS.values(),
         ("stages", "features"): REGION_SOURCES.values(),
         ("generators", "objects"): SCENE_FILES.values(),
         # A pretraining writes figures of its model.
