@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import FeaturesParams, Params, TrainerParams, load_params, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import params_of
@@ -140,15 +140,16 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Reads
         for stage, entry in stages.items():
             for key in entry.get("foreach", [""]):
                 params = load_params()
-                module = importlib.import_module(f"vlp_models.pipeline.stages.{stage}")
+                run = import_target(STAGES[stage])
                 with pytest.MonkeyPatch.context() as recording:
                     recorder = Recorder(params, recording)
-                    module.run(params, workspace, key)
+                    run(params, workspace, key)
                 declared = params_of(stages, stage, key)
                 assert recorder.reads
                 found.setdefault(stage, {})[key] = {
                     name: callers
-                    for name, callers in recorder.reads.items()
+                    # A section of contrib is a key of params.yaml as well.
+                    for name, callers in ((key.removeprefix("sections."), c) for key, c in recorder.reads.items())
                     if not any(f"{name}.".startswith(f"{prefix}.") for prefix in declared)
                 }
     return found
