@@ -1,4 +1,4 @@
-"""Commands that change and run the pipeline: run, use, plan, stage, ingest."""
+"""Commands that change and run the pipeline: run, use, plan, stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins: model families, tasks, formats, views and generators that live outside this package.
+"""Plugins: model families, tasks, formats, views, metrics, generators and readers of weights outside this package.
 
 params.yaml names them, or an installed package declares them as entry points of the groups `vlp_flows.families`,
 `vlp_flows.tasks`, ...:

@@ -8,9 +8,7 @@ code's count and sum, whose quotient is the code, with counts smoothed as in VQ-
 A.1). Its codes are updated before they are returned. Codes that are never hit become zero in the first update, after
 which at most one code per update can come alive. Both rules move the codes only, so neither has a loss of its own.
 
-The last section is the report's figure: which image patches each code gathers (section 4.4 and figure 3).
-
-Shape suffixes: M features, K codes, D dimension, C candidates, B images, R cells.
+Shape suffixes: M features, K codes, D dimension, C candidates.
 """
 
 from __future__ import annotations
