@@ -23,29 +23,8 @@ from vlp_models.common.plugins import KINDS, PACKAGE, active_plugins, package_fo
 from vlp_models.errors import ParamsError
 
 ROOT = Path(__file__).parents[1]  # of the package that is running
-# name -> `module:object`
-TABLES = (
-    "ADAPTERS",
-    "OBJECTIVES",
-    "STRATEGIES",
-    "CONTRIB",
-    "FAMILIES",
-    "FIGURES",
-    "TASKS",
-    "FORMATS",
-    "VIEW_MODULES",
-    "METRICS",
-    "PARAMS_SECTIONS",
-    "REPORT_SECTIONS",
-    "GENERATORS",
-    "WEIGHTS",
-    "SCENE_FILES",
-    "READERS",
-    "IMAGE_READERS",
-    "STAGES",
-    "BUILDERS",
-    "REGION_SOURCES",
-)
+# Tables of an `__init__.py` that list entries; in the others all entries come from CONTRIB.
+TABLES = ("CONTRIB", "FAMILIES", "FORMATS", "GENERATORS", "REGION_SOURCES", "TASKS", "VIEW_MODULES")
 
 
 def other_package(folder: Path) -> Path | None:

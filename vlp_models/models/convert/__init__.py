@@ -1,6 +1,6 @@
 """Weights of other programs that a model starts from, and who reads them: contrib/public_weights, and plugins.
 
-A reader gets a source and an `ImportRequest`, and returns an `ImportedModel`.
+A reader gets a source and an `ImportRequest`, and returns an `ImportedModel`. Imports no torch: commands read the tables.
 """
 
 from __future__ import annotations
@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlp_models.common.plugins import Table
 from vlp_models.models import DataFacts
 from vlp_models.params.schema import build
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 T = TypeVar("T")
 
 # text_init: a BERT's folder, image_init: timm's weights -> module:function(source, ImportRequest) -> ImportedModel
-WEIGHTS = Table("weights", {})
+INIT_READERS = Table("init_readers", {})
 
 # family -> module:function(state, config.json of the BERT, the family's config) -> public_weights.bert.ConvertedBert
-READERS = Table("text_readers", {})
+TEXT_READERS = Table("text_readers", {})
 
 # family -> module:function(source, ImportRequest) -> ImportedModel, for timm's weights
 IMAGE_READERS = Table("image_readers", {})
