@@ -43,6 +43,12 @@ def test_a_plugin_is_an_entry_of_the_table_until_another_project_is_read(project
     assert list(TASKS) == builtin
 
 
+def test_an_unknown_name_of_an_absent_folder_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlp_models.params.schema.absent_entries", lambda kind: {"paint": f"{kind}_folder"})
+    with pytest.raises(ParamsError, match="unknown task 'paint'; it needs vlp_models/contrib/tasks_folder"):
+        task_class("paint")
+
+
 def test_its_code_is_hashed_with_what_it_imports(project: Path) -> None:
     use_plugins({"tasks": {"guess": TARGET}}, project)
     assert plugin_packages() == {"plugins": project / "plugins"}

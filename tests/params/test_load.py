@@ -36,7 +36,7 @@ def sections_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("own", "finetune.NAME.own"):
         monkeypatch.setitem(PARAMS_SECTIONS, name, f"{__name__}:OwnParams")
     absent = {"params": {"absent": "gone", "finetune.NAME.absent": "gone"}, "launchers": {"absent": "gone"}}
-    monkeypatch.setattr(schema, "absent_entries", lambda kind: absent[kind])
+    monkeypatch.setattr(schema, "absent_entries", lambda kind: absent.get(kind, {}))
 
 
 def edited(tmp_path: Path, edit: dict[str, object]) -> Path:

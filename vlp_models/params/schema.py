@@ -148,7 +148,9 @@ def to_plain(value: Any) -> Any:
 
 
 def suggestion(name: str, valid_names: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest valid one, or all of them."""
+    """Return the end of an error about an unknown name: the folder it is in, the nearest valid one, or all of them."""
+    if isinstance(valid_names, Table) and (folder := absent_entries(valid_names.kind).get(name)):
+        return f"; it needs vlp_models/contrib/{folder}, which is not installed"
     names = list(valid_names)
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(names) or 'none'}"

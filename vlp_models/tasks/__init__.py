@@ -51,9 +51,11 @@ def task_class(task: str) -> type[TaskModel]:
     """Import and return the class of a task.
 
     Raises:
-        ParamsError: unknown task; names the known ones.
+        ParamsError: unknown task; names the nearest one.
     """
+    from vlp_models.params.schema import suggestion
+
     if task not in TASKS:
-        raise ParamsError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+        raise ParamsError(f"unknown task {task!r}{suggestion(task, TASKS)}")
     task_type: type[TaskModel] = import_target(TASKS[task])
     return task_type
