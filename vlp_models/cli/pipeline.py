@@ -31,7 +31,7 @@ WRITTEN = (
     *(".work", ".work/run.lock", ".work/locks", ".work/params", ".dvc", ".dvc/tmp", ".dvc/tmp/lock", ".dvc/tmp/rwlock"),
     *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
 )
-NOTES = Table("notes", {})  # name -> `module:function` that returns sentences on the data of params.yaml
+PLAN_NOTES = Table("plan_notes", {})  # name -> `module:function` that returns sentences on the data of params.yaml
 BEFORE_REPRO = Table("before_repro", {})  # name -> `module:function` that runs some stages first; returns an exit code
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
@@ -72,7 +72,7 @@ def run(
             check_files(params, workspace.root, regions=facts.regions)
         # Later, `vlp plan` prints what too few images rule out.
         is_first = not (workspace.root / LOCK_FILE).exists()
-        notes = import_target(NOTES["sizes"])(params, workspace) if is_first and "sizes" in NOTES else []
+        notes = import_target(PLAN_NOTES["sizes"])(params, workspace) if is_first and "sizes" in PLAN_NOTES else []
         for line in [*notes, *repair(workspace.root)]:
             print(line, file=sys.stderr)
         clear_records(workspace.root)
@@ -243,7 +243,7 @@ def plan() -> None:
 
 def _notes(params: Params, workspace: Workspace, *, strict: bool = False) -> list[str]:
     """Return sentences on the data: what another copy of the project would not have, what there is too little of."""
-    return [line for target in NOTES.values() for line in import_target(target)(params, workspace, strict=strict)]
+    return [line for target in PLAN_NOTES.values() for line in import_target(target)(params, workspace, strict=strict)]
 
 
 def complete_stage() -> list[str]:

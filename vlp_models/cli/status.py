@@ -25,7 +25,7 @@ DVC_SECONDS = 60.0  # a workspace of millions of files takes DVC a while
 MAX_STALE = 12  # stages that are listed
 COLUMNS = ("task", "metric", "champion", "challenger", "candidates")
 # label of the lines that a folder of contrib adds -> the function that returns them for a project's folder
-LINES = Table("status", {})
+STATUS_LINES = Table("status_lines", {})
 
 
 @dataclass(kw_only=True)
@@ -80,7 +80,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
     result = Status()
     _collect_running(root, result)
-    for label, target in LINES.items():
+    for label, target in STATUS_LINES.items():
         try:
             result.added[label] = import_target(target)(root)
         except VLPError as error:

@@ -1,7 +1,8 @@
 """Capabilities that a user can do without: one folder each, and the core never imports one.
 
 A folder has its code and, if it adds commands to `vlp`, a `commands.py` with `COMMANDS` and `WORK` as in cli/main.py.
-Its tests are in tests/contrib/NAME. With a folder deleted, everything else works.
+Its tests are in tests/contrib/NAME. With a folder deleted, everything else works. docs/design/code.md lists the kinds
+of entries, and where the line to the core is.
 """
 
 # folder -> what it adds to the tables of plugins: kind -> name -> `module:object`. Entries of the kind `params` are its
@@ -19,7 +20,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
     "croissant": {},
     "data_notes": {
-        "notes": {
+        "plan_notes": {
             "untracked": "vlp_models.contrib.data_notes.untracked:find_untracked",
             "sizes": "vlp_models.contrib.data_notes.sizes:explain_sizes",
         }
@@ -51,6 +52,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},
     },
     "launchers": {
+        "params": {
+            "cluster": "vlp_models.contrib.launchers.params:ClusterParams",
+            "launchers": "vlp_models.contrib.launchers.params:LaunchersParams",
+        },
         "engines": {
             "chunks": "vlp_models.contrib.launchers.ray_chunks:make_mapper",
             "training": "vlp_models.contrib.launchers.launch:launch",
@@ -61,19 +66,15 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "ray": "vlp_models.contrib.launchers.ray_train:start",
             "kubeflow": "vlp_models.contrib.launchers.kubeflow:start",
         },
-        "params": {
-            "cluster": "vlp_models.contrib.launchers.params:ClusterParams",
-            "launchers": "vlp_models.contrib.launchers.params:LaunchersParams",
-        },
     },
     "lineage": {},
     "lmms_eval": {},
     "lora": {
+        "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},
         "adapters": {
             "add": "vlp_models.contrib.lora.adapters:add_lora",
             "publish": "vlp_models.contrib.lora.adapters:publish_adapters",
         },
-        "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},
     },
     "parallel_finetune": {
         "before_repro": {"parallel_finetune": "vlp_models.contrib.parallel_finetune.run:finetune_in_parallel"}
@@ -81,7 +82,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
     "public_weights": {
-        "weights": {
+        "init_readers": {
             "text_init": "vlp_models.contrib.public_weights.bert:read_bert",
             "image_init": "vlp_models.contrib.public_weights.timm:read_timm",
         },
@@ -133,7 +134,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "shared_objectives": {
-        "objectives": {
+        "shared_objectives": {
             "add": "vlp_models.contrib.shared_objectives.heads:add_objectives",
             "known": "vlp_models.contrib.shared_objectives.heads:known_objectives",
         }
@@ -144,7 +145,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "trackio": "vlp_models.contrib.sinks.package_runs:TrackioRun",
         }
     },
-    "stack": {"status": {"prefect": "vlp_models.contrib.stack.commands:describe"}},
+    "stack": {"status_lines": {"prefect": "vlp_models.contrib.stack.commands:describe"}},
     "streaming": {
         "streaming": {
             "open": "vlp_models.contrib.streaming.blocks:open_shards",

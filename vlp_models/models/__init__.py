@@ -33,7 +33,7 @@ FAMILIES = Table(
     },
 )
 # Objectives that a model's family does not have itself: add, known -> `module:function`, of contrib/shared_objectives
-OBJECTIVES = Table("objectives", {})
+SHARED_OBJECTIVES = Table("shared_objectives", {})
 # family -> module:function of (a pretrained model, batches of val images) that returns figures for the report
 FIGURES = Table("figures", {})
 
@@ -118,7 +118,7 @@ def own_objectives(model: nn.Module) -> tuple[str, ...]:
 
 def known_objectives(model: nn.Module, facts: DataFacts) -> list[str]:
     """Return all objectives that a model can train on with this data, its own first."""
-    return import_target(OBJECTIVES["known"])(model, facts) if OBJECTIVES else list(own_objectives(model))
+    return import_target(SHARED_OBJECTIVES["known"])(model, facts) if SHARED_OBJECTIVES else list(own_objectives(model))
 
 
 def add_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, where: str, model_name: str) -> nn.Module:
@@ -134,10 +134,10 @@ def add_objectives(model: nn.Module, names: Iterable[str], facts: DataFacts, whe
     others = [name for name in names if name not in declared]
     if not others:
         return model
-    if not OBJECTIVES:
+    if not SHARED_OBJECTIVES:
         raise ParamsError(
             f"params.yaml: `{where}.{others[0]}`: {model_name} can train on {', '.join(declared)}; objectives of other "
             "families need vlp_models/contrib/shared_objectives, which is not installed"
         )
-    extended: nn.Module = import_target(OBJECTIVES["add"])(model, names, facts, where, model_name)
+    extended: nn.Module = import_target(SHARED_OBJECTIVES["add"])(model, names, facts, where, model_name)
     return extended

@@ -111,7 +111,7 @@ def _check_evaluate(params: Params) -> None:
 
 def _check_model(name: str, model: ModelParams) -> None:
     from vlp_models.models import FAMILIES
-    from vlp_models.models.convert import IMAGE_READERS, READERS, WEIGHTS
+    from vlp_models.models.convert import IMAGE_READERS, INIT_READERS, TEXT_READERS
     from vlp_models.models.protocols import EncodesCells
 
     where, init = f"params.yaml: `models.{name}", model.image_init
@@ -119,11 +119,11 @@ def _check_model(name: str, model: ModelParams) -> None:
         raise ParamsError(f"{where}.family: {model.family}`: no such family{suggestion(model.family, FAMILIES)}")
     built = meta_model(model, f"models.{name}.config")
     for key in ("text_init", "image_init"):
-        if getattr(model, key) and key not in WEIGHTS:
+        if getattr(model, key) and key not in INIT_READERS:
             raise MissingToolError(f"{where}.{key}` needs vlp_models/contrib/public_weights, which is not installed")
-    if model.text_init and model.family not in READERS:
+    if model.text_init and model.family not in TEXT_READERS:
         raise ParamsError(
-            f"{where}.text_init`: a {model.family} cannot start from BERT weights; {', '.join(READERS)} can"
+            f"{where}.text_init`: a {model.family} cannot start from BERT weights; {', '.join(TEXT_READERS)} can"
         )
     if init and model.family not in IMAGE_READERS:
         raise ParamsError(

@@ -30,7 +30,7 @@ from vlp_models.data.bert_folder import CONFIG, find_folder, weights_file
 from vlp_models.data.joins import FILE, read_boxed
 from vlp_models.data.pixels import PixelInput
 from vlp_models.errors import CheckpointError, DataError, shorten_list
-from vlp_models.models.convert import WEIGHTS, ImportedModel, ImportRequest
+from vlp_models.models.convert import INIT_READERS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import LoadReport, check_same_config, load_matching, summarize_names
 from vlp_models.models.protocols import EncodesCells
 from vlp_models.params import ModelParams, TrainerParams, VisionWarmupParams
@@ -69,7 +69,7 @@ def load_text_init(model: nn.Module, p: ModelParams, data: PreparedData, root: P
         vocabulary=data.tokenizer.vocabulary,
         lowercase=data.tokenizer.lowercase,
     )
-    imported: ImportedModel = import_target(WEIGHTS["text_init"])(folder, request)  # under the model's names
+    imported: ImportedModel = import_target(INIT_READERS["text_init"])(folder, request)  # under the model's names
     report = load_matching(model, imported.weights, tables=TABLES)
     record = _summarize(model, report, imported)
     loaded = ", ".join(record["loaded"])
@@ -93,7 +93,7 @@ def load_image_init(model: nn.Module, p: ModelParams, data: PreparedData, root: 
     """
     request = ImportRequest(facts=data.facts, config=p.config, family=p.family, root=root, where=where)
     try:
-        imported: ImportedModel = import_target(WEIGHTS["image_init"])(Path(p.image_init), request)
+        imported: ImportedModel = import_target(INIT_READERS["image_init"])(Path(p.image_init), request)
         # both as params.yaml has them: lists in place of tuples
         imported_config = json.loads(json.dumps(dict(imported.config)))
         config = json.loads(json.dumps(asdict(model.config)))  # type: ignore[call-overload]

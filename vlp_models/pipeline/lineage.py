@@ -24,7 +24,7 @@ from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.data.shards.contents import find_changed_data
 from vlp_models.data.tables import count_values, open_parquet
-from vlp_models.models import FAMILIES, OBJECTIVES
+from vlp_models.models import FAMILIES, SHARED_OBJECTIVES
 from vlp_models.params import Params, StreamParams, split_start, to_plain
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, output_hashes, read_stages
 from vlp_models.registry.mlflow_run import DataInput
@@ -141,7 +141,7 @@ def variant_hash(params: Params, workspace: Workspace, run: str) -> str:
             code |= {f"{PACKAGE}.pipeline.stages.{kind}", FAMILIES[family]}
             code |= set(STREAMING.values()) if params.trainer.stream.address else set()
         if kind == "pretrain":
-            code |= set(OBJECTIVES.values())
+            code |= set(SHARED_OBJECTIVES.values())
         if kind == "finetune" and params.finetune[name.partition("/")[2]].adapters:
             code |= set(ADAPTERS.values())
         if kind == "finetune" and params.finetune[name.partition("/")[2]].augment.captions:

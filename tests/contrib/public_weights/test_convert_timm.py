@@ -28,7 +28,7 @@ from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels
 from vlp_models.errors import CheckpointError, MissingToolError, ParamsError
 from vlp_models.models import build_model
-from vlp_models.models.convert import WEIGHTS, ImportedModel, ImportRequest
+from vlp_models.models.convert import INIT_READERS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import load_partial
 from vlp_models.models.vlmo.model import VLMo
 from vlp_models.params import ModelParams, TimmParams
@@ -208,7 +208,7 @@ def test_invalid_sources_are_refused_early(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ParamsError, match=message):
             check_runs(replace(params, models={"m": model}))
     with monkeypatch.context() as patch, pytest.raises(MissingToolError, match=r"image_init` needs .*public_weights"):
-        patch.delitem(WEIGHTS, "image_init")  # as without the folder
+        patch.delitem(INIT_READERS, "image_init")  # as without the folder
         check_runs(replace(params, models={"m": replace(params.models["vlmo"], image_init="vit.pth")}))
 
 

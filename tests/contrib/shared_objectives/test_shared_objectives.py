@@ -170,7 +170,7 @@ def test_own_objectives_need_no_head_and_change_nothing(scenes: SampleScenes) ->
 
 def test_without_the_folder_the_way_out_is_named(scenes: SampleScenes, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("tden", scenes).model
-    monkeypatch.setattr("vlp_models.models.OBJECTIVES", {})
+    monkeypatch.setattr("vlp_models.models.SHARED_OBJECTIVES", {})
     assert known_objectives(model, scenes.facts) == list(own_objectives(model))
     with pytest.raises(ParamsError, match=r"`x\.itm`: tden can train on mlm, .* need vlp_models/contrib/shared_obj"):
         add_objectives(model, ["mlm", "itm"], scenes.facts, "x", "tden")

@@ -124,7 +124,7 @@ def _java() -> Finding:
 
 def _params(root: Path) -> Iterator[Finding]:
     """Yield what params.yaml names and this machine does not have: folders of raw data, and packages."""
-    from vlp_models.cli.pipeline import NOTES
+    from vlp_models.cli.pipeline import PLAN_NOTES
     from vlp_models.common.packages import check_installed
     from vlp_models.common.plugins import import_target
     from vlp_models.common.workspace import Workspace
@@ -152,7 +152,8 @@ def _params(root: Path) -> Iterator[Finding]:
         yield Finding("problem", "params.yaml", text)
     if not missing:
         yield Finding("ok", "params.yaml", "its folders of raw data and packages exist")
-    for sentence in import_target(NOTES["untracked"])(params, Workspace(root)) if "untracked" in NOTES else []:
+    find_untracked = PLAN_NOTES.get("untracked")
+    for sentence in import_target(find_untracked)(params, Workspace(root)) if find_untracked else []:
         yield Finding("note", "data", sentence)
 
 

@@ -21,7 +21,7 @@ from vlp_models.contrib.public_weights.mapping import StateDictMapping
 from vlp_models.data.bert_folder import CONFIG, read_tokenizer, weights_file
 from vlp_models.errors import CheckpointError
 from vlp_models.models import family_class
-from vlp_models.models.convert import READERS, ImportedModel, ImportRequest
+from vlp_models.models.convert import TEXT_READERS, ImportedModel, ImportRequest
 from vlp_models.models.partial_load import summarize_names
 
 # The parts of layers/blocks.py's TransformerBlock except the attention's projections -> BERT's names
@@ -156,8 +156,9 @@ def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
             not have one row per token; the family has no place for BERT's weights; or see `convert_layout`.
         DataError: the folder holds no BERT tokenizer.
     """
-    if request.family not in READERS:
-        raise CheckpointError(f"a {request.family} model cannot start from BERT's weights; {', '.join(READERS)} can")
+    if request.family not in TEXT_READERS:
+        families = ", ".join(TEXT_READERS)
+        raise CheckpointError(f"a {request.family} model cannot start from BERT's weights; {families} can")
     file = weights_file(folder)
     bert = read_json(folder / CONFIG)
     kind = bert.get("model_type", "bert")
@@ -192,7 +193,7 @@ def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
     # The model is configured for the whole vocabulary first; rows of other tokens are dropped after the conversion.
     family: Any = family_class(request.family)
     config = request.build_config(family.config_class, vocab_size=len(vocabulary))
-    converted: ConvertedBert = import_target(READERS[request.family])(state, bert, config)
+    converted: ConvertedBert = import_target(TEXT_READERS[request.family])(state, bert, config)
     weights, notes = converted.weights, converted.notes
     if request.vocabulary != vocabulary:
         rows = torch.tensor([ids[token] for token in request.vocabulary])

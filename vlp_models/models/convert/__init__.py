@@ -1,6 +1,7 @@
 """Weights of other programs that a model starts from, and who reads them: contrib/public_weights, and plugins.
 
-A reader gets a source and an `ImportRequest`, and returns an `ImportedModel`. Imports no torch: commands read the tables.
+A reader gets a source and an `ImportRequest`, and returns an `ImportedModel`.
+Imports no torch: commands read the tables.
 """
 
 from __future__ import annotations

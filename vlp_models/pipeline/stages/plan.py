@@ -18,8 +18,8 @@ from vlp_models.curation.duplicates import WITHDRAWN
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import REPORT_SECTIONS
-from vlp_models.models import FIGURES, OBJECTIVES
-from vlp_models.models.convert import WEIGHTS
+from vlp_models.models import FIGURES, SHARED_OBJECTIVES
+from vlp_models.models.convert import INIT_READERS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
@@ -141,7 +141,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
     tables: dict[tuple[str, str], Iterable[str]] = {
         ("stages", "prepare"): WITHDRAWN.values(),
         ("stages", "register"): SERVING_MODULES,
-        ("stages", "pretrain"): [*OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
+        ("stages", "pretrain"): [*SHARED_OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],
         ("stages", "report"): REPORT_SECTIONS.values(),
         ("stages", "features"): REGION_SOURCES.values(),
@@ -150,7 +150,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         **{("models", family): [target] for family, target in FIGURES.items()},
     }
     # The reader of `text_init` or `image_init` calls that of the family.
-    readers = [WEIGHTS[kind]] if kind in WEIGHTS else []
+    readers = [INIT_READERS[kind]] if kind in INIT_READERS else []
     return hash_sources([module, *readers, *tables.get((kind, name), ())])
 
 
@@ -160,14 +160,14 @@ def code_modules() -> dict[str, dict[str, str]]:
     from vlp_models.data.views import VIEW_MODULES
     from vlp_models.metrics import METRICS
     from vlp_models.models import FAMILIES
-    from vlp_models.models.convert import IMAGE_READERS, READERS
+    from vlp_models.models.convert import IMAGE_READERS, TEXT_READERS
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
 
     # every table of plugins, so that a stage can depend on the code of one entry
     tables = {
         "models": FAMILIES,
-        "text_init": READERS,
+        "text_init": TEXT_READERS,
         "image_init": IMAGE_READERS,
         "tasks": TASKS,
         "formats": FORMATS,

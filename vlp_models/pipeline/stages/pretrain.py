@@ -27,7 +27,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: no such run, or an invalid value.
         DataError, CheckpointError: an input is missing or does not match.
     """
-    from vlp_models.models import OBJECTIVES
+    from vlp_models.models import SHARED_OBJECTIVES
     from vlp_models.pipeline.training_job import TrainingJob
 
     if key not in params.pretrain:
@@ -36,7 +36,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     model = params.models[p.model]
     settings = {"pretrain": {key: to_plain(p)}, "model": {"family": model.family, "config": model.config}}
     with record_timing(workspace, f"pretrain@{key}"):
-        modules = list(OBJECTIVES.values())
+        modules = list(SHARED_OBJECTIVES.values())
         job = TrainingJob(params, workspace, f"pretrain/{key}", view=p.view, settings=settings, modules=modules)
         job.run(_build, _write_figures)
 
