@@ -52,6 +52,11 @@ def copy_without(folder: Path, *deleted: str, tests: bool = False) -> Path:
     return folder
 
 
+def test_the_design_page_lists_all_kinds_of_entries() -> None:
+    page = (ROOT / "docs/design/code.md").read_text(encoding="utf-8")
+    assert not {kind for kinds in CONTRIB.values() for kind in kinds if f"`{kind}`" not in page}
+
+
 @pytest.mark.slow
 def test_everything_else_imports_and_plans(tmp_path: Path) -> None:
     copies = [copy_without(tmp_path / name, name) for name in CONTRIB]
