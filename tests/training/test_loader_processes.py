@@ -92,6 +92,17 @@ def test_a_killed_loader_process_ends_the_training_which_then_resumes(toy: Toy, 
     assert same_weights(resumed, whole)
 
 
+def test_a_loss_noticed_while_a_checkpoint_is_written_is_not_a_fault_of_the_file(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(descriptor: int) -> None:  # torch's handler of signals raises wherever the process is
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    monkeypatch.setattr("vlp_models.training.resume.os.fsync", interrupted)
+    with pytest.raises(ProcessLostError, match="loader process was lost"):
+        toy.fit(tmp_path / "work", max_epochs=1, checkpoint_every_steps=1)
+
+
 @pytest.mark.slow
 def test_the_reason_why_a_batch_is_not_sent_reaches_the_training(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(collate: object) -> list[Batch]:

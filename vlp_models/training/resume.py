@@ -98,6 +98,9 @@ class ResumePoints(Callback):
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             if trainer.is_global_zero:
                 partial.unlink(missing_ok=True)
+            # torch's handler of signals raises this wherever the process is; it does not concern the file.
+            if "DataLoader worker" in str(error):
+                raise
             raise CheckpointError(
                 f"{path}: cannot be written: {explain_system_error(error)}. Earlier checkpoints are intact: run again "
                 "to resume from the last one"

@@ -36,11 +36,11 @@ def _prepare(source: Any, folder: Path) -> None:
     from vlp_models.data.formats import read_source
     from vlp_models.data.images import ImageError
     from vlp_models.data.tables import SCHEMAS
-    from vlp_models.pipeline.stages.prepare import _folders, _outside
+    from vlp_models.pipeline.stages.prepare import _ImageFiles
 
     tables = read_source("set", source, folder)
-    folders = _folders(folder / source.root, source.images)
-    for row in [row for row in tables["images"] if not _outside(Path(row["path"]), folders, "set")][:20]:
+    files = _ImageFiles("set", source, folder, folder / "prepared")
+    for row in [row for row in tables["images"] if not files.locate(row)][:20]:
         with contextlib.suppress(ImageError):  # a row of the quarantine
             hash_image_file(Path(row["path"]), 1_000_000)
     for name, schema in SCHEMAS.items():
