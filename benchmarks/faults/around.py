@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import reduce
 from typing import Any
 
 import yaml
@@ -272,14 +271,22 @@ def mlflow_server(ground: Ground) -> Iterator[_Server]:
         server.kill()
 
 
+def _value_at(params: dict[str, Any], dotted: str) -> Any:
+    """Return the value of a key such as `pretrain.steps`; None if it is missing."""
+    value: Any = params
+    for name in dotted.split("."):
+        value = (value or {}).get(name)
+    return value
+
+
 def _stale_after_restore(ground: Ground, params: dict[str, Any]) -> set[str]:
     """Return the stages that are recorded with other params than these, and everything that depends on them."""
     lock = ground.lock(ground.project)
     stale = {
         stage
         for stage, entry in lock.items()
-        for place, value in entry.get("params", {}).get("params.yaml", {}).items()
-        if reduce(lambda inner, name: (inner or {}).get(name), place.split("."), params) != value
+        for key, value in entry.get("params", {}).get("params.yaml", {}).items()
+        if _value_at(params, key) != value
     }
     while True:
         below = {one for stage in stale for out in lock[stage].get("outs", ()) for one in _below(lock, out["path"])}

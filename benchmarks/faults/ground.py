@@ -80,7 +80,8 @@ class Command:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for chunk in iter(lambda: self.process.stdout.read1(65536), b""):  # type: ignore[union-attr]
+        # `os.read` returns what is there, so that a kill loses nothing that was printed.
+        while chunk := os.read(self.process.stdout.fileno(), 65536):
             self._chunks.append(chunk)
 
     @property
