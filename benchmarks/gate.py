@@ -30,6 +30,7 @@ import argparse
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -46,7 +47,7 @@ from scipy import stats
 
 from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
 from vlp_models.params import GateParams, PromotionParams
-from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, spend_budget
+from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, share_left
 
 ALPHA, POWER = 0.05, 0.8
 BATCH = 200  # comparisons drawn at a time
@@ -341,15 +342,8 @@ def errors_allowed(scenario: Scenario, size: int) -> list[float]:
     params = PromotionParams()
     if scenario.looks == 1:
         return [ALPHA / scenario.candidates] * size
-    entries: list[dict[str, Any]] = []
-    alphas = []
-    for week in range(size):
-        contents = (f"week {week}", "champion")
-        spent = spend_budget(entries, params, model="m", test="t", contents=contents, confidence=1 - ALPHA)
-        alphas.append(spent.alpha)
-        entry = {"action": "refused", "model": "m", "content": contents[0], "from_content": contents[1]}
-        entries.append({**entry, "decision": {"numbers": {"test": "t"}}})
-    return alphas
+    left = [share_left(params, refusals) for refusals in range(size + 1)]
+    return [params.error_budget * (before - after) for before, after in itertools.pairwise(left)]
 
 
 def simulate(name: str, comparisons: int, better_ones: int) -> dict[str, Any]:

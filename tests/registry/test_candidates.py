@@ -11,7 +11,7 @@ from toy_registry import answers, toy_items
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
 from vlp_models.pipeline.promotion_commands import explain
-from vlp_models.registry.promotion.gate import LOW_BUDGET, Spending, spend_budget
+from vlp_models.registry.promotion.gate import Spending, spend_budget
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
@@ -48,7 +48,7 @@ def test_the_best_of_all_runs_becomes_the_one_champion(new: Any) -> None:
     assert "champion is version 4 (run regions, tden) (was 2 (run pixels, toy))" in explain(second)[0]
 
 
-def test_best_is_selected_on_val_judged_on_test_and_test_uses_are_counted(new: Any) -> None:
+def test_best_is_selected_on_val_and_judged_on_test(new: Any) -> None:
     registry = new()
 
     def add(val: list[float], test: list[float], run: str) -> None:
@@ -58,8 +58,7 @@ def test_best_is_selected_on_val_judged_on_test_and_test_uses_are_counted(new: A
     add(BETTER, BETTER, "pixels")
     first = registry.promote(runs=RUNS)
     assert (first.action, first.run) == ("promoted", "pixels")
-    assert (first.numbers["value"], first.numbers["test_uses"]) == (percent(BETTER), 1)
-    assert first.numbers["selected_on"] == "val"
+    assert (first.numbers["value"], first.numbers["selected_on"]) == (percent(BETTER), "val")
     explanation = "\n".join(explain(first))
     assert "candidates are ranked on val by accuracy; the best is judged on test" in explanation
     value = f"{percent(GOOD):.2f} on val (chosen version: {percent(BETTER):.2f})"
@@ -67,12 +66,12 @@ def test_best_is_selected_on_val_judged_on_test_and_test_uses_are_counted(new: A
 
     add(BEST, WEAK, "other")
     second = registry.promote(runs=RUNS)
-    assert (second.action, second.run, second.numbers["test_uses"]) == ("refused", "other", 2)
-    assert "decisions on this test, including this one: 2" in "\n".join(explain(second))
+    assert (second.action, second.run, second.numbers["error"]) == ("refused", "other", 0.02)
+    assert "may err with probability 2%; 100% of the task's error budget was left" in "\n".join(explain(second))
 
     registry.add(BEST, made_by=("regions", "tden"))  # one without val scores: select on the test, and report it
     third = registry.promote(runs=RUNS)
-    assert (third.run, third.numbers["selected_on"], third.numbers["test_uses"]) == ("regions", "test", 3)
+    assert (third.run, third.numbers["selected_on"], third.numbers["budget_step"]) == ("regions", "test", 2)
     assert "so its gain is biased upward" in "\n".join(explain(third))
 
 
@@ -91,33 +90,40 @@ def test_datasets_without_val_are_part_of_the_gate(new: Any) -> None:
     assert (second.action, second.champion) != ("promoted", 1), second
 
 
-def test_each_decision_spends_error_budget_and_a_repeated_question_spends_it_once(new: Any) -> None:
+def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new: Any) -> None:
     registry = new()
     registry.add(GOOD)
     registry.promote()
     registry.add(WEAK)
     errors = [registry.promote().numbers["error"] for _ in range(2)]
-    assert errors == pytest.approx([0.2 * 0.1 * 0.9] * 2, rel=1e-3)
+    assert errors == [0.02, 0.02], "a first champion and a repeated question spend nothing"
     entries = registry.ledger.entries()
-    test = entries[-1]["decision"]["numbers"]["test"]
-    known = {entry["version"]: entry["content"] for entry in entries}
+    champion, refused = entries[0], entries[-1]
+    test = refused["decision"]["numbers"]["test"]
 
-    def spent(version: int, test: str, **more: Any) -> Spending:
-        contents = (known.get(version, f"content {version}"), known[1])
-        options = {"model": registry.model, "contents": contents, "runs": (1, 1), "confidence": 0.95}
-        return spend_budget(entries, PromotionParams(), test=test, **{**options, **more})
+    def spent(content: str, test: str, **more: Any) -> Spending:
+        options = {"model": registry.model, "runs": (1, 1), "confidence": 0.95}
+        contents = (content, champion["content"])
+        return spend_budget(entries, PromotionParams(), test=test, contents=contents, **{**options, **more})
 
-    assert (spent(2, test).uses, spent(3, test).uses, spent(3, "fresh").uses) == (2, 3, 1)
-    assert spent(2, test, runs=(3, 1)).uses == 3, "the same versions, now with three seeds"
-    assert spent(3, "fresh", num_candidates=4).alpha == pytest.approx(0.02 / 4), "the best of four on this very test"
-    total = 0.0
-    for version in range(3, 60):
-        total += spent(version, test).alpha
-        assert (spent(version, test).remaining < LOW_BUDGET) == (version > 13)
-        entries.append({**entries[-1], "content": f"content {version}"})
-    assert total < 0.2
-    again = spent(2, test)
-    assert again.uses == 2 and again.remaining < LOW_BUDGET, "it spends nothing, and the budget stays spent"
+    again = spent(refused["content"], test)
+    assert (again.step, again.remaining) == (1, 0.9), "its own part, and the budget stays spent"
+    assert spent("new", test).step == 2 and spent("new", test, model="another task").step == 1
+    assert spent(refused["content"], test, runs=(3, 1)).step == 2, "the same versions, now with three seeds"
+    # The test gains items every week, or is drawn again: the same task, and so the same budget.
+    assert spent(refused["content"], "grown").step == spent("new", "drawn again").step == 2
+    assert spent("new", test, num_candidates=4).alpha == spent("new", test).alpha / 4, "the best of four on this test"
+    # A promotion spends nothing: the next challenger has the same part.
+    entries.append({**refused, "action": "promoted", "content": "better"})
+    assert spent("new", test).step == 2
+    # All parts add up to the budget, also if every week has its own test.
+    alphas = []
+    for week in range(300):
+        alphas.append(spent(f"week {week}", f"test {week}").alpha)
+        numbers = {**refused["decision"]["numbers"], "test": f"test {week}"}
+        entries.append({**refused, "content": f"week {week}", "decision": {"numbers": numbers}})
+    left = spent("new", test).remaining
+    assert sum(alphas) + 0.02 == pytest.approx(0.2 * (1 - left)) and 0 < left < 0.03
 
 
 def test_a_version_of_a_rebuilt_registry_is_another_question(new: Any) -> None:
@@ -131,7 +137,7 @@ def test_a_version_of_a_rebuilt_registry_is_another_question(new: Any) -> None:
     registry.add(BETTER)  # the number of the one before, not its content
     second = registry.promote(2)
     assert first.version == second.version == 2
-    assert (first.numbers["test_uses"], second.numbers["test_uses"]) == (2, 3)
+    assert (first.numbers["budget_step"], second.numbers["budget_step"]) == (1, 2)
 
 
 @pytest.mark.slow
@@ -149,11 +155,9 @@ def test_seeds_of_a_variant_are_judged_together(new: Any) -> None:
     assert lucky.action == "refused" and lucky.numbers["gain"] > 10 > lucky.numbers["variant_gain"]
     assert (lucky.numbers["runs"], lucky.numbers["champion_runs"]) == (3, 3)
     assert "seeds: 3 vs 3 runs per variant" in "\n".join(explain(lucky))
-    assert registry.promote(4).numbers["test_uses"] == lucky.numbers["test_uses"]
+    assert registry.promote(4).numbers["budget_step"] == lucky.numbers["budget_step"]
     registry.add(answers(0.42, 5), made_by=("second-3", "tden"), variant="second")
-    assert registry.promote(4).numbers["test_uses"] == lucky.numbers["test_uses"] + 1, (
-        "another question, with more seeds"
-    )
+    assert registry.promote(4).numbers["budget_step"] == lucky.numbers["budget_step"] + 1, "with more seeds"
     for n in range(3):
         registry.add(answers(0.8, n), made_by=(f"third-{n}", "tden"), variant="third")
     assert registry.promote(8).action == "promoted"

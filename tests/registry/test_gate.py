@@ -20,6 +20,7 @@ from vlp_models.registry.promotion.gate import (
     check_non_inferior,
     compare_to_champion,
     measure,
+    share_left,
 )
 from vlp_models.registry.promotion.gate_rule import MetricSpec
 
@@ -105,15 +106,15 @@ def test_keep_and_inconclusive_depend_on_test_size() -> None:
 def test_error_too_small_for_the_resamples_is_reported_and_more_resamples_allow_it() -> None:
     low, high = drawn(0.5, 1, 1000), drawn(0.6, 2, 1000)
 
-    def after(uses: int, resamples: int = PARAMS.resamples) -> Verdict:
+    def after(refusals: int, resamples: int = PARAMS.resamples) -> Verdict:
         """With the shipped ten draws over seeds per resample."""
-        left = PARAMS.error_budget * PARAMS.spend * (1 - PARAMS.spend) ** (uses - 1)
+        alpha = PARAMS.error_budget * (share_left(PARAMS, refusals) - share_left(PARAMS, refusals + 1))
         rule, params = GateParams(seed_std=0.5), PromotionParams(resamples=resamples)
-        return compare_to_champion(measurement(high), measurement(low), rule, params, alpha=left)
+        return compare_to_champion(measurement(high), measurement(low), rule, params, alpha=alpha)
 
-    assert after(57).passed
-    assert after(58).outcome == "inconclusive" and "raise `promotion.resamples`" in after(58).reasons[1]
-    assert after(58, resamples=4000).passed
+    assert after(180).passed
+    assert after(181).outcome == "inconclusive" and "raise `promotion.resamples`" in after(181).reasons[1]
+    assert after(181, resamples=4000).passed
 
 
 def test_detectable_gain_is_stable_for_two_runs_vs_one() -> None:

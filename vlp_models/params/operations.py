@@ -147,7 +147,7 @@ class GateParams:
     direction      which values are better; task: the task's own for its own metric, lower for median ranks, higher for
                    any other one
     confidence     at least this share of bootstrap draws must exceed min_gain; the error budget demands more (at the
-                   defaults 98% on the first decision, and more on a test set that was used before)
+                   defaults 98% of the first comparison, and more after each that is refused)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone
     beat_baselines  a first champion must be better than the task's simple baselines, such as a constant caption
@@ -186,8 +186,8 @@ class PromotionParams:
     ledger             path relative to the project
     split              the split a version is judged on
     select_on          the split to select the best of several versions on, if all were scored on it; else `split`
-    error_budget       probability that all decisions on one test set together promote a version that is no better
-    spend              share of the remaining error budget that one decision uses
+    error_budget       probability that any comparison of a task ever promotes a version that is no better, on any test
+    spend              share of the error budget that the first comparison uses
     min_images         with fewer test images (NLVR: sentences) the gate is inconclusive
     allow_unvalidated  accept versions whose data has no recorded validation (a failed validation is always refused)
     tasks              a task without an entry has the defaults of `GateParams`

@@ -204,11 +204,15 @@ def explain(decision: Decision) -> list[str]:
             f"{numbers['gain']:+.2f} ({interval}) on {numbers['n']:,} items{reevaluated}"
         )
         lines += _explain_power(numbers)
+        if "error" in numbers:
+            lines.append(
+                f"  this comparison may err with probability {100 * numbers['error']:.2g}%; "
+                f"{numbers['budget_left']:.0%} of the task's error budget was left"
+            )
     elif "value" in numbers:
         lines.append(f"  {numbers['metric']} {numbers['value']:.2f} on {numbers['n']:,} items")
     if decision.ranking:
         lines.append(f"  {decision.ranking}")
-    lines += _explain_test(numbers)
     # why, and the way around a refusal
     if decision.action != "unchanged":
         lines += [f"  {'overridden: ' if decision.forced else ''}{reason}" for reason in decision.reasons]
@@ -249,18 +253,6 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
         lines.append(
             "  more seeds would help (runs of one `variant`, docs/guides/promotion.md); more items hardly would"
         )
-    return lines
-
-
-def _explain_test(numbers: Mapping[str, Any]) -> list[str]:
-    """Say how often the version's test has been used."""
-    from vlp_models.registry.promotion.gate import LOW_BUDGET
-
-    lines = []
-    if numbers.get("test_uses", 1) > 1:
-        budget = f", {numbers['budget_left']:.0%} of its error budget left" if "budget_left" in numbers else ""
-        advice = "; use a fresh test" if numbers.get("budget_left", 1) < LOW_BUDGET else ""
-        lines.append(f"  decisions on this test, including this one: {numbers['test_uses']}{budget}{advice}")
     return lines
 
 

@@ -15,7 +15,7 @@ from vlp_models.params import TrackingParams
 Receipt = dict[str, Any]
 TABLE_NUMBERS = (
     *("metric", "value", "champion_value", "gain", "gain_low", "gain_high"),
-    *("detectable", "test_uses", "budget_left"),
+    *("detectable", "error", "budget_left"),
 )
 DECISIONS_META = "decisions"  # name of the report's <meta> with the hash of the decisions that it shows
 

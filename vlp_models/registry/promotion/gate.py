@@ -5,10 +5,11 @@ every slice. A first champion must be better than the task's simple baselines. A
 test items that all four tests of metrics/gain.py confirm, over images (NLVR: sentences) and seeds. A gain that is not
 confirmed is either ruled out (`keep`) or `inconclusive`.
 
-Each decision spends a share of the rest of its test's error budget, so the budget never runs out. The chance that
-any decision on a test promotes a model that is no better stays below `promotion.error_budget`, however often the test
-is used (alpha spending; a union bound, so dependence between decisions does not matter). Repeating a question, i.e. the
-same version against the same champion with the same numbers of seeds, is the same decision.
+The chance that any comparison of a task ever promotes a model that is no better stays below `promotion.error_budget`,
+whichever tests it uses. Each refused comparison spends a part of what is left, so the budget never runs out; a
+promotion spends nothing. Until the first false promotion, all comparisons of models that are no better were refused,
+so the j-th of them has at most the j-th part: a union bound, so dependence between them does not matter. Repeating a
+question, i.e. the same version against the same champion on the same test with the same runs, is the same comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from vlp_models.registry.promotion.gate_rule import MetricSpec
 
 ALL = "all"  # the slice of the whole test
 POWER = 0.8  # probability with which the minimum detectable gain would be shown
-LOW_BUDGET = 0.25  # share of the error budget left; below it a fresh test is recommended
 
 GateOutcome = Literal["promote", "keep", "inconclusive"]
 
@@ -304,7 +304,7 @@ def compare_to_champion(
     if alpha < gain.p_value(-np.inf):
         verdict.reasons.append(
             f"budget: this decision may err with probability {alpha:.1g}, and {params.resamples:,} resamples cannot "
-            "show one that small; use a fresh test, or raise `promotion.resamples`"
+            "show one that small; raise `promotion.resamples`"
         )
     return verdict
 
@@ -351,19 +351,19 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What one decision spends of its test's error budget.
+    """What one comparison with a champion may spend of its task's error budget.
 
-    uses: decisions on this test, this one included. alpha: allowed error probability of this one. remaining: share of
-    the budget that remains afterwards.
+    step: which part of the budget; 1 is the first and largest. alpha: allowed error probability. remaining: share of
+    the budget that the refused comparisons left.
     """
 
-    uses: int
+    step: int
     alpha: float
     remaining: float
 
     def numbers(self, budget: float) -> dict[str, Any]:
         return {
-            "test_uses": self.uses,
+            "budget_step": self.step,
             "error": float(f"{self.alpha:.4g}"),
             "error_budget": budget,
             "budget_left": round(self.remaining, 4),
@@ -377,39 +377,50 @@ def spend_budget(
     model: str,
     test: str,
     contents: tuple[str, str],
-    runs: tuple[int, int] | None = None,
+    runs: tuple[int, ...],
     confidence: float,
     num_candidates: int = 1,
 ) -> Spending:
-    """Return what a decision on `test` may spend.
+    """Return what a comparison may spend.
 
     Args:
         entries: the ledger's.
-        contents: of the version, and of the champion it is compared with (empty: none). They identify a question: a
-            rebuilt registry may give a number to another version.
-        runs: how many runs of either variant are compared; None: there is no gain to measure.
-        confidence: of the gate; no decision is laxer.
+        contents: of the version, and of the champion it is compared with. They identify a question: a rebuilt registry
+            may give a number to another version.
+        runs: `count_runs` of the comparison.
+        confidence: of the gate; no comparison is laxer.
         num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
     """
-    # Each question once, in the order in which they were first asked of this test.
-    earlier: list[tuple[Any, ...]] = []
+    question = (test, *contents, runs)
+    refused: set[tuple[Any, ...]] = set()  # each question counts once
+    step = 0
     for entry in entries:
         numbers = entry.get("decision", {}).get("numbers", {})
-        # Only these two actions looked at the test.
-        if entry["action"] in ("promoted", "refused") and entry["model"] == model and numbers.get("test") == test:
-            question = (entry["content"], entry.get("from_content"), count_runs(numbers))
-            if question not in earlier:
-                earlier.append(question)
-    now = (*contents, runs)
-    # A question that was asked before keeps its number, and with it its alpha.
-    uses = earlier.index(now) + 1 if now in earlier else len(earlier) + 1
-    unspent = 1 - params.spend  # share of the rest of the budget that each decision leaves
-    # Decision n spends budget * spend * (1 - spend)^(n - 1); over all n this adds up to the budget.
-    allowed = min(1 - confidence, params.error_budget * params.spend * unspent ** (uses - 1))
+        # Without a gain, such as that of a first champion, nothing was tested.
+        if entry["model"] != model or count_runs(numbers) is None:
+            continue
+        earlier = (numbers["test"], entry["content"], entry["from_content"], count_runs(numbers))
+        # A question that was asked before keeps its part, and with it its alpha.
+        if earlier == question and not step:
+            step = len(refused) + 1
+        if entry["action"] == "refused":
+            refused.add(earlier)
+    step = step or len(refused) + 1
+    # What the refused ones before it leave, less what it leaves itself: over all steps this adds up to the budget.
+    part = share_left(params, step - 1) - share_left(params, step)
     # Divided by the candidates (Bonferroni): the best of several on this test had several chances.
-    return Spending(uses=uses, alpha=allowed / num_candidates, remaining=unspent ** max(uses, len(earlier)))
+    alpha = min(1 - confidence, params.error_budget * part) / num_candidates
+    return Spending(step=step, alpha=alpha, remaining=share_left(params, len(refused)))
 
 
-def count_runs(numbers: Mapping[str, Any]) -> tuple[int, int] | None:
+def share_left(params: PromotionParams, refusals: int) -> float:
+    """Return the share of the error budget that is left after so many refused comparisons.
+
+    It falls like 1 / refusals, so the parts fall like 1 / refusals^2: slowly enough to find large gains for years.
+    """
+    return (1 - params.spend) / (1 - params.spend + refusals * params.spend)
+
+
+def count_runs(numbers: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return how many runs of either variant a gain was measured over; None if none was measured."""
     return (numbers["runs"], numbers["champion_runs"]) if "runs" in numbers else None

@@ -86,7 +86,7 @@ class GateCase:
     reevaluate: Reevaluate
 
 
-def judge(case: GateCase, get_error: Callable[[str, tuple[int, int]], float] | None = None) -> Verdict:
+def judge(case: GateCase, get_error: Callable[[str, tuple[int, ...]], float] | None = None) -> Verdict:
     """Return the gate's verdict; `inconclusive` if something cannot be read or measured.
 
     Args:

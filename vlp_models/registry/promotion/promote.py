@@ -115,11 +115,11 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
         if choice.version is None or choice.skip_reason:
             return _make_decision(ctx, "unchanged", choice, champion, [choice.skip_reason])
 
-        # What the decision may spend of its test's error budget; the judge asks before it compares, with the numbers of
-        # seeds, and the decision records the same answer.
+        # What the comparison may spend of the task's error budget; the judge asks before it compares, with the numbers
+        # of runs, and the decision records the same answer.
         contents = (registry.content(choice.version), registry.content(champion))
 
-        def get_spending(test: str, runs: tuple[int, int] | None) -> Spending:
+        def get_spending(test: str, runs: tuple[int, ...]) -> Spending:
             return spend_budget(
                 ctx.ledger.entries(),
                 params,
@@ -143,11 +143,11 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
             reevaluate=request.reevaluate,
         )
         verdict = judge(case, lambda test, runs: get_spending(test, runs).alpha)
-        # Without a test, nothing was measured and nothing is spent.
-        if "test" in verdict.numbers:
-            spent = get_spending(verdict.numbers["test"], count_runs(verdict.numbers))
-            verdict.numbers |= spent.numbers(params.error_budget)
-            verdict.numbers |= {"selected_on": choice.selected_on} if choice.selected_on else {}
+        # Without a gain, nothing was compared and nothing is spent.
+        if runs := count_runs(verdict.numbers):
+            verdict.numbers |= get_spending(verdict.numbers["test"], runs).numbers(params.error_budget)
+        if "test" in verdict.numbers and choice.selected_on:
+            verdict.numbers["selected_on"] = choice.selected_on
         # Only what was measured can be forced, and only as a first champion.
         forced = bool(request.force and champion is None and verdict.reasons and verdict.numbers)
         action: Action = "promoted" if verdict.passed or forced else "refused"
