@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster faults fuzz audit image lint docs wheel bench leaderboard \
+.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster gate faults fuzz audit image lint docs wheel bench leaderboard \
 	pictures clean
 .DEFAULT_GOAL := help
 
@@ -32,6 +32,7 @@ help:
 	@echo "make test-lmms  registered models in the real lmms-eval, installed into .venv-lmms"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
+	@echo "make gate       simulate how often the gate errs, write benchmarks/results/gate.json (about 20 minutes on two cores)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
@@ -105,6 +106,9 @@ test-long: install
 test-cluster: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-cluster.lock
 	@python -m pytest -m cluster tests
+
+gate: install
+	@python benchmarks/gate.py --comparisons $(or $(N),10000) --seed $(or $(SEED),1) --out benchmarks/results/gate.json
 
 faults: install
 	@python benchmarks/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)

@@ -1,27 +1,27 @@
 """How often the gate errs and what it finds, next to common tests, in simulated scenarios.
 
-    python benchmarks/gate.py --comparisons 10000 --out benchmarks/results/gate.json
+    make gate                                             # 10,000 comparisons between equals of each scenario
+    python benchmarks/gate.py --comparisons 2000 --scenarios exponential "rare, 50"   # names that begin so
 
-A scenario draws comparisons of two variants on one test: right or wrong answers or graded scores, of independent or of
-clustered items, from one seed or from several. In half of the comparisons the variants are equally good: a promotion is
-false. In the other half one is better, by as much as the oracle finds in 80% of the cases. All methods decide on the
-same draws, one-sided at 5%:
+gate_scenarios.py draws comparisons of two variants on one test. In the first run the variants are equally good: a
+promotion is false. In the second, a fifth as large, one is better, by as much as the oracle finds in 80% of the cases.
+In the third, a tenth, it is better by the median of the minimum detectable gains that the gate stated in the first:
+the gate should find it in 80%. All methods decide on the same draws, one-sided at 5%:
 
-- gate: registry/promotion/gate.py as `vlp promote` and `vlp compare` call it. `shown` is its statistical test alone;
-  `promote` also demands that this seed of the better variant is better.
+- gate: metrics/gain.py and the decision of registry/promotion/gate.py, as `vlp promote` and `vlp compare` call them.
+  `shown` is the statistical test alone; `promote` also demands that this seed of the better variant is better. On the
+  first comparisons of each batch the decision is checked against the gate's own function, which also checks its inputs.
 - t-test: paired, over items (lmms-eval's comparison of two runs; items of several seeds are averaged).
 - McNemar: exact, over items of the first seeds; for right and wrong answers only.
 - bootstrap: percentile, over items (of several seeds: averaged).
 - oracle: has the scenario's own distribution. It promotes if the gain exceeds the 95% quantile of gains between equals,
   which are drawn separately.
 
-Scores are sums of effects, each normal: the ease of the item and of its cluster, the quality of the variant and its
-taste for an item, the seed, and the run's own noise on an item and on a cluster. An answer is right if the sum is above
-zero; a graded score is a function of it.
+The 95% interval (2.5% at each end) is that of `Gain.interval`; its width is given relative to the range of the middle
+95% of the gains between equals.
 
-In the scenarios of `SKEWED` two variants are equally good on average, but not alike: one wins a little on many items
-and loses much on few, or the other way round. Their gains are drawn as such, from a distribution of mean zero; those of
-two public models (benchmarks/gains) or of two models of docs/results/runs are recorded, less their mean.
+Batches of 1,000 comparisons are stored as they finish, with a seed each, so a run that was interrupted goes on, and
+gives the same numbers. A batch counts for the code that made it: after a change it is simulated again.
 """
 
 from __future__ import annotations
@@ -29,372 +29,376 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import io
+import hashlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
-import zipfile
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from gate_scenarios import SCENARIOS, Draws, Scenario, draw, true_gain
 from numpy.typing import NDArray
 from scipy import stats
 
-from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
+from vlp_models.metrics.gain import gain_over_seeds
+from vlp_models.metrics.score import Evidence, FloatArray
 from vlp_models.params import GateParams, PromotionParams
 from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, share_left
 
 ALPHA, POWER = 0.05, 0.8
-BATCH = 200  # comparisons drawn at a time
-GAINS = Path(__file__).parent / "gains"
-RUNS = Path(__file__).parents[1] / "docs/results/runs"
+ENDS = 0.025  # error at each end of the 95% interval
+DRAWN = 200  # comparisons drawn at a time
+BATCH = 1000  # comparisons stored at a time
+CHECKED = 2  # comparisons of each draw that the gate's own function decides as well
+SHARES = {"equal": 1.0, "better": 0.2, "detectable": 0.1}  # comparisons of each run, of those between equals
+PARAMS = PromotionParams()
+ROOT = Path(__file__).parents[1]
+# A stored record counts for these sources: the simulation's own, and what decides.
+SIMULATION = ("benchmarks/gate.py", "benchmarks/gate_scenarios.py")
+DECISION = (
+    "vlp_models/metrics/gain.py",
+    "vlp_models/metrics/bootstrap.py",
+    "vlp_models/metrics/score.py",
+    "vlp_models/registry/promotion/gate.py",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """Stds are in those of an item's ease.
+# The oracle
 
-    accuracy    percent of right answers; graded scenarios start from the same sum
-    clusters    items per cluster: a number, or a range from which each cluster's is drawn
-    shared      share of the variance of ease that a cluster's items have in common
-    noise, cluster_noise, seed    std of a run's own effect on an item, on a cluster, on all items
-    taste       std of a variant's own effect on an item, the same for all its runs
-    seeds       of each variant
-    champions   seeds of the other variant, where they are fewer; 0: as many
-    stated      deviation over seeds that the gate is given: a factor of the true one; 0: it is to estimate it
-    wilder      factor of the noise of the variant in question; 1: both vary alike
-    looks       decisions on one test, each with fresh runs; promotion.error_budget holds for all of them together
-    candidates  the best of so many on this test is compared
-    gains       distribution of the gains of `draw_gains`; empty: scores are sums of effects
-    sign        -1: the other variant's gains
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the simulation has of a scenario before any decision.
+
+    critical   the gain that equals exceed in 5% of the comparisons
+    middle     range of the middle 95% of the gains between equals
+    betters    rising values of `better` [6]; the second one exceeds `critical` in 80% of the comparisons
+    gains      the true gains at these, in percent
+    deviation  true deviation of one run over seeds
     """
 
-    about: str
-    items: int = 300
-    kind: str = "binary"
-    accuracy: float = 60.0
-    clusters: int | tuple[int, int] = 1
-    shared: float = 0.0
-    noise: float = 0.8
-    cluster_noise: float = 0.0
-    taste: float = 0.0
-    seed: float = 0.0
-    seeds: int = 1
-    champions: int = 0
-    stated: float = 0.0
-    wilder: float = 1.0
-    looks: int = 1
-    candidates: int = 1
-    gains: str = ""
-    sign: float = 1.0
+    critical: float
+    middle: float
+    betters: list[float]
+    gains: list[float]
+    deviation: float
 
 
-SCENARIOS = {
-    "binary": Scenario(about="300 questions, right or wrong"),
-    "graded": Scenario(about="300 scores between 0 and 1", kind="share"),
-    "skewed": Scenario(about="300 scores as skewed as CIDEr per image", kind="skewed"),
-    "ceiling": Scenario(about="300 questions, 98% right", accuracy=98.0),
-    "floor": Scenario(about="300 questions, 3% right", accuracy=3.0),
-    "few items": Scenario(about="25 questions, right or wrong", items=25),
-    "few skewed": Scenario(about="25 scores as skewed as CIDEr per image", items=25, kind="skewed"),
-    "clustered": Scenario(about="60 images, 10 questions each", items=600, clusters=10, shared=0.3, cluster_noise=0.5),
-    "uneven": Scenario(
-        about="60 images, 1 to 20 questions", items=600, clusters=(1, 20), shared=0.3, cluster_noise=0.5
-    ),
-    "wilder": Scenario(about="300 graded scores, one variant varies twice as much", kind="share", wilder=2.0),
-    "two seeds against one": Scenario(
-        about="50 questions, 91% right, 2 seeds against 1", items=50, accuracy=91.0, seeds=2, champions=1
-    ),
-    "two seeds": Scenario(about="300 questions, 2 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=2),
-    "three seeds": Scenario(about="300 questions, 3 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=3),
-    "ten seeds": Scenario(about="300 questions, 10 seeds each, deviation estimated", seed=0.06, taste=0.4, seeds=10),
-    "one seed, stated": Scenario(
-        about="300 questions, 1 seed each, deviation stated", seed=0.06, taste=0.4, stated=1.0
-    ),
-    "three seeds, stated": Scenario(
-        about="300 questions, 3 seeds each, deviation stated", seed=0.06, taste=0.4, seeds=3, stated=1.0
-    ),
-    "repeated looks": Scenario(about="300 questions, 50 decisions on one test", looks=50),
-    "best of five": Scenario(about="300 questions, the best of 5 on the test itself", candidates=5),
-}
-_SHAPES = {
-    "exponential": "many small wins, few losses: 1 - exponential",
-    "lognormal": "the same with a long tail: mean - lognormal",
-    "rare": "5% lose 0.95, the others win 0.05",
-    "rare ties": "4% lose 1, 1.5% win 1, the others a little",
-    "pope_f1.csv": "POPE-style F1 of two public models",
-    "tden-captioning - unified-vlp-captioning:CIDEr": "CIDEr per image, TDEN and Unified VLP on scenes",
-    "tden-entailment - vlmo-entailment:accuracy": "entailment, TDEN and VLMo on scenes",
-}
-_CLUSTERED = {"size": "clusters of 1 to 20, larger ones lose", "pareto sizes": "clusters of Pareto sizes"}
-_WINS = ("pope_f1.csv", "tden-captioning - unified-vlp-captioning:CIDEr")  # as recorded, wins are the long tail
-SKEWED = {
-    f"{kind}, {'reversed, ' if reverse else ''}{items}": Scenario(
-        about=f"{items} {'clusters' if kind in _CLUSTERED else 'items'}, {about}{' (reversed)' if reverse else ''}",
-        items=items,
-        gains=kind,
-        sign=-1.0 if reverse else 1.0,
-    )
-    for kind, about in (_SHAPES | _CLUSTERED).items()
-    for reverse, sizes in ((kind in _WINS, (50, 100, 300)), (kind not in _WINS, (50,)))
-    for items in sizes
-}
-SCENARIOS |= SKEWED
-
-
-@functools.cache
-def _recorded(name: str) -> FloatArray:
-    """Return the gain on each item of one recorded model over another, less its mean."""
-    if name.endswith(".csv"):
-        gain_N = np.loadtxt(GAINS / name, skiprows=1)
-    else:
-        bundles, metric = name.split(":")
-        first, second = (_bundled_scores(bundle, metric) for bundle in bundles.split(" - "))
-        gain_N = np.array([first[item] - second[item] for item in sorted(first.keys() & second.keys())])
-    centered_N: FloatArray = gain_N - gain_N.mean()
-    return centered_N
-
-
-def _bundled_scores(bundle: str, metric: str) -> dict[str, float]:
-    """Return item -> its score in a run bundle of the documentation."""
-    with zipfile.ZipFile(RUNS / f"{bundle}.run.zip") as archive:
-        table = pd.read_parquet(io.BytesIO(archive.read("items.parquet")))
-    rows = table[(table["metric"] == metric) & (table["split"] == "test")]
-    return {item: parts[0] / parts[1] for item, parts in zip(rows["item"], rows["parts"], strict=True)}
-
-
-def _sizes(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
-    """Return the number of items of each cluster [B, C]."""
-    if kind == "pareto sizes":
-        return np.ceil(np.minimum(rng.pareto(1.5, shape) + 1, 100))
-    return rng.integers(1, 21, shape).astype(np.float64) if kind == "size" else np.ones(shape)
-
-
-def draw_gains(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
-    """Return gains of mean zero and the number of items that each counts for [B, C]."""
-    size_BC = _sizes(kind, rng, shape)
-    if kind == "exponential":
-        gain_BC = 1 - rng.exponential(size=shape)
-    elif kind == "lognormal":
-        gain_BC = math.exp(0.5) - rng.lognormal(0, 1, shape)
-    elif kind == "rare":
-        gain_BC = np.where(rng.random(shape) < 0.05, -0.95, 0.05)
-    elif kind == "rare ties":  # 8 lost and 3 won of 200 right or wrong answers, less the mean
-        gain_BC = rng.choice(np.repeat([-1.0, 1.0, 0.0], [8, 3, 189]) + 5 / 200, shape)
-    elif kind == "size":  # larger clusters lose; the mean over items is zero
-        gain_BC = 0.1 * (41 / 3 - size_BC) + rng.normal(0, 0.5, shape)
-    elif kind == "pareto sizes":
-        gain_BC = rng.normal(0, 1, shape)
-    else:
-        gain_BC = rng.choice(_recorded(kind), shape)
-    return gain_BC, size_BC
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draws:
-    """Scores of a batch of comparisons.
-
-    challenger, champion  [B, R, N] between 0 and 1 (skewed: above 0)
-    cluster_N  number of each item's cluster
-    size_BN    number of items behind each score; None: one
-    """
-
-    challenger: FloatArray
-    champion: FloatArray
-    cluster_N: NDArray[np.int64]
-    size_BN: FloatArray | None = None
-
-    def gains(self) -> FloatArray:
-        difference_BN = self.challenger.mean(axis=1) - self.champion.mean(axis=1)
-        gain_B: FloatArray = 100 * np.average(difference_BN, axis=1, weights=self.size_BN)
-        return gain_B
-
-
-def draw(scenario: Scenario, rng: np.random.Generator, better: float, size: int, *, one_test: bool = False) -> Draws:
-    """Draw comparisons of a variant that is `better` (in units of quality, or of the gains) with another one."""
-    if scenario.gains:
-        gain_BN, size_BN = draw_gains(scenario.gains, rng, (size, scenario.items))
-        return Draws(
-            challenger=(scenario.sign * gain_BN + better)[:, None],
-            champion=np.zeros((size, 1, scenario.items)),
-            cluster_N=np.arange(scenario.items),
-            size_BN=size_BN,
-        )
-    cluster_N = _clusters(scenario, rng)
-    count, items = int(cluster_N[-1]) + 1, len(cluster_N)
-    tests = 1 if one_test else size
-    ease_BC = rng.normal(0, math.sqrt(scenario.shared), (tests, count))
-    ease_BN = ease_BC[:, cluster_N] + rng.normal(0, math.sqrt(1 - scenario.shared), (tests, items))
-    spread = math.sqrt(1 + scenario.noise**2 + scenario.cluster_noise**2 + scenario.taste**2 + scenario.seed**2)
-    quality = float(stats.norm.ppf(scenario.accuracy / 100)) * spread
-
-    def side(by: float, runs: int, noise: float) -> FloatArray:
-        sums = ease_BN[:, None] + quality + by + rng.normal(0, scenario.seed, (size, runs, 1))
-        sums = sums + rng.normal(0, scenario.taste, (size, 1, items)) + rng.normal(0, noise, (size, runs, items))
-        if scenario.cluster_noise:
-            sums += rng.normal(0, scenario.cluster_noise, (size, runs, count))[:, :, cluster_N]
-        if scenario.kind == "binary":
-            return (sums > 0).astype(np.float64)
-        if scenario.kind == "share":  # linear, so noise leaves the mean as it is
-            return 0.5 + 0.1 * sums
-        return np.exp(0.6 * sums)  # a skewness of about 4
-
-    challenger = side(better, scenario.seeds * scenario.candidates, scenario.noise * scenario.wilder)
-    champion = side(0.0, scenario.champions or scenario.seeds, scenario.noise)
-    if scenario.candidates > 1:
-        best_B = challenger.mean(axis=2).argmax(axis=1)
-        challenger = challenger[np.arange(size), best_B][:, None]
-    return Draws(challenger=challenger, champion=champion, cluster_N=cluster_N)
-
-
-def _clusters(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.int64]:
-    if isinstance(scenario.clusters, int):
-        return np.arange(scenario.items) // scenario.clusters
-    low, high = scenario.clusters
-    sizes = rng.integers(low, high + 1, size=scenario.items)
-    return np.repeat(np.arange(scenario.items), sizes)[: scenario.items]
-
-
-def oracle(scenario: Scenario, rng: np.random.Generator, comparisons: int) -> tuple[float, float]:
-    """Return the gain that equals exceed in 5% of the comparisons, and the quality that exceeds it in 80%."""
+def prepare(name: str, seed: int) -> dict[str, Any]:
+    scenario, rng = SCENARIOS[name], np.random.default_rng([seed, *name.encode()])
     single = dataclasses.replace(scenario, looks=1)
 
     def sample(better: float, seed: int, size: int) -> FloatArray:
         generator = np.random.default_rng(seed)
-        return np.concatenate([draw(single, generator, better, BATCH).gains() for _ in range(size // BATCH)])
+        return np.concatenate([draw(single, generator, better, DRAWN).gains() for _ in range(size // DRAWN)])
 
-    critical = float(np.quantile(sample(0.0, int(rng.integers(2**31)), comparisons), 1 - ALPHA))
-    seed, low, high = int(rng.integers(2**31)), 0.0, 3.0
-    for _ in range(14):
-        middle = (low + high) / 2
-        power = float((sample(middle, seed, min(comparisons, 4000)) > critical).mean())
-        low, high = (middle, high) if power < POWER else (low, middle)
-    return critical, (low + high) / 2
+    low, missed, critical, high = np.quantile(
+        sample(0.0, int(rng.integers(2**31)), 20_000), [ENDS, 1 - POWER, 1 - ALPHA, 1 - ENDS]
+    )
+    if scenario.gains:  # a better variant's gains are shifted
+        better = float(critical - missed) / 100 + 1e-8  # of gains in steps, those at the limit are above it
+    else:
+        shared_seed, below, above = int(rng.integers(2**31)), 0.0, 1.0 if scenario.corpus else 3.0
+        for _ in range(12):
+            better = (below + above) / 2
+            power = float((sample(better, shared_seed, 4000) > critical).mean())
+            below, above = (better, above) if power < POWER else (below, better)
+    betters = [factor * better for factor in (0, 1, 1.25, 1.5, 2, 3) if not scenario.corpus or factor * better <= 1]
+    gains = [true_gain(scenario, better) for better in betters]
+    if gains[0] is None:
+        # Less the gain of equals on the same draws: that of the best of several is above 0.
+        simulated = [float(sample(better, 1, 4000).mean()) for better in betters]
+        gains = [gain - simulated[0] for gain in simulated]
+    many = dataclasses.replace(scenario, items=20_000, clusters=1, cluster_noise=0.0, seeds=1)  # noise averages out
+    equals = draw(many, rng, 0.0, DRAWN, one_test=True).gains() if scenario.seed and not scenario.gains else [0.0]
+    # Scores that are drawn as gains have the seed's effect in percent.
+    deviation = 100 * scenario.seed if scenario.gains else float(np.std(equals)) / math.sqrt(2)
+    setup = Setup(
+        critical=float(critical),
+        middle=float(high - low),
+        betters=betters,
+        gains=[float(gain or 0) for gain in gains],
+        deviation=deviation,
+    )
+    return dataclasses.asdict(setup)
 
 
-class Judge:
-    """Decides comparisons of one scenario by all methods."""
+# Decisions
 
-    def __init__(self, scenario: Scenario, deviation: float) -> None:
-        self.scenario = scenario
-        self.rule = GateParams(metric="accuracy", direction="higher", seed_std=deviation)
-        self.params = PromotionParams()
-        counts = np.random.default_rng(0).multinomial(
-            scenario.items, np.full(scenario.items, 1 / scenario.items), size=2000
-        )
-        self.counts_SN = counts / scenario.items
 
-    def others(self, drawn: Draws) -> dict[str, NDArray[np.bool_]]:
-        """Return what the other methods promote [B]."""
-        difference_BN = drawn.challenger.mean(axis=1) - drawn.champion.mean(axis=1)
-        if drawn.size_BN is not None:
-            difference_BN = difference_BN * drawn.size_BN
-        with np.errstate(divide="ignore", invalid="ignore"):
-            t_B = difference_BN.mean(axis=1) / (difference_BN.std(axis=1, ddof=1) / math.sqrt(difference_BN.shape[1]))
-        decisions = {
-            "t-test": stats.t.sf(np.nan_to_num(t_B), difference_BN.shape[1] - 1) <= ALPHA,
-            "bootstrap": (self.counts_SN @ difference_BN.T <= 0).mean(axis=0) <= ALPHA,
-        }
-        if self.scenario.kind == "binary" and not self.scenario.gains:
-            first_BN = drawn.challenger[:, 0] - drawn.champion[:, 0]
-            wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
-            decisions["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
-        return decisions
+def decide_by_common_tests(drawn: Draws) -> dict[str, NDArray[np.bool_]]:
+    """Return what the other methods promote [B]."""
+    if drawn.item_gains is None:
+        return {}
+    gain_BN, first_BN = drawn.item_gains
+    items = gain_BN.shape[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t_B = gain_BN.mean(axis=1) / (gain_BN.std(axis=1, ddof=1) / math.sqrt(items))
+    decisions = {
+        "t-test": stats.t.sf(np.nan_to_num(t_B), items - 1) <= ALPHA,
+        "bootstrap": (_draw_counts(items) @ gain_BN.T <= 0).mean(axis=0) <= ALPHA,
+    }
+    if drawn.is_binary:
+        wins_B, losses_B = (first_BN > 0).sum(axis=1), (first_BN < 0).sum(axis=1)
+        decisions["McNemar"] = stats.binom.sf(wins_B - 1, wins_B + losses_B, 0.5) <= ALPHA
+    return decisions
 
-    def gate(self, drawn: Draws, alphas_B: list[float]) -> dict[str, NDArray[np.bool_]]:
-        """Return what the gate promotes, and what its test alone shows [B]."""
-        count = int(drawn.cluster_N[-1]) + 1
-        names = [f"{i:05d}" for i in range(count)]
 
-        def measured(score_N: FloatArray, size_N: FloatArray) -> Measurement:
-            sums = [np.bincount(drawn.cluster_N, weights=w, minlength=count) for w in (score_N * size_N, size_N)]
-            parts = np.column_stack(sums).astype(np.float64)
-            evidence = Evidence(groups=names, parts_NK=parts, statistic=mean_percent, items=names)
-            return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * count)
+@functools.lru_cache(maxsize=1)
+def _draw_counts(items: int) -> FloatArray:
+    """Return how often each item is drawn, as a share of all [S, N]."""
+    counts_SN = np.random.default_rng(0).multinomial(items, np.full(items, 1 / items), size=2000)
+    return np.asarray(counts_SN / items)
 
-        promote, shown = [], []
-        size_BN = np.ones_like(drawn.challenger[:, 0]) if drawn.size_BN is None else drawn.size_BN
-        for challenger, champion, size_N, alpha in zip(
-            drawn.challenger, drawn.champion, size_BN, alphas_B, strict=True
-        ):
-            sides = [measured(run, size_N) for run in challenger], [measured(run, size_N) for run in champion]
-            verdict = compare_to_champion(
-                sides[0][0],
-                sides[1][0],
-                self.rule,
-                self.params,
-                alpha=alpha,
-                other_seeds=(sides[0][1:], sides[1][1:]),
-            )
-            promote.append(verdict.passed)
-            p = 1 - verdict.numbers["share_above_min_gain"]
-            shown.append(p <= alpha + 5e-5 and verdict.numbers["variant_gain"] > 0)
-        return {"gate": np.array(promote), "gate, shown": np.array(shown)}
+
+def decide_by_gate(drawn: Draws, alphas_B: Sequence[float], seed_std: float) -> dict[str, FloatArray]:
+    """Return of each comparison what the gate finds [B]: promoted, shown, low, high, detectable.
+
+    Raises:
+        RuntimeError: the gate's own function decides otherwise.
+    """
+    groups = [f"{i:05d}" for i in range(drawn.challenger_BRGK.shape[2])]
+    columns: dict[str, list[float]] = {name: [] for name in ("gate", "gate, shown", "low", "high", "detectable")}
+    for index, (challenger_RGK, champion_RGK, alpha) in enumerate(
+        zip(drawn.challenger_BRGK, drawn.champion_BRGK, alphas_B, strict=True)
+    ):
+        sides = [
+            [Evidence(groups=groups, parts_NK=parts, statistic=drawn.statistic, items=groups) for parts in parts_RGK]
+            for parts_RGK in (challenger_RGK, champion_RGK)
+        ]
+        gain = gain_over_seeds(*sides, seed_std=seed_std, resamples=PARAMS.resamples, seed=PARAMS.seed)
+        assert gain is not None
+        shown = gain.p_value(0.0) <= alpha and gain.value > 0
+        first, second = (drawn.statistic(parts.sum(axis=0)[None])[0] for parts in (challenger_RGK[0], champion_RGK[0]))
+        low, high = gain.interval(ENDS)
+        promoted = shown and bool(first > second)
+        values = (promoted, shown, low, high, gain.detectable(0.0, ALPHA, POWER))
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(float(value))
+        if index < CHECKED and promoted != _promotes(sides, alpha, seed_std):
+            raise RuntimeError(f"the gate's own function decides otherwise: it promotes: {not promoted}")
+    return {name: np.array(column) for name, column in columns.items()}
+
+
+def _promotes(sides: Sequence[Sequence[Evidence]], alpha: float, seed_std: float) -> bool:
+    runs = [
+        [
+            Measurement(metric="m", test="t", scorer="", evidence=evidence, slices=[()] * len(evidence.groups))
+            for evidence in side
+        ]
+        for side in sides
+    ]
+    rule = GateParams(metric="m", direction="higher", seed_std=seed_std)
+    others = runs[0][1:], runs[1][1:]
+    return compare_to_champion(runs[0][0], runs[1][0], rule, PARAMS, alpha=alpha, other_seeds=others).passed
 
 
 def errors_allowed(scenario: Scenario, size: int) -> list[float]:
     """Return the alpha of each of `size` decisions."""
-    params = PromotionParams()
     if scenario.looks == 1:
         return [ALPHA / scenario.candidates] * size
-    left = [share_left(params, refusals) for refusals in range(size + 1)]
-    return [params.error_budget * (before - after) for before, after in itertools.pairwise(left)]
+    left = [share_left(PARAMS, refusals) for refusals in range(size + 1)]
+    return [PARAMS.error_budget * (before - after) for before, after in itertools.pairwise(left)]
 
 
-def simulate(name: str, comparisons: int, better_ones: int) -> dict[str, Any]:
-    """Return the rates of one scenario in percent: false promotions, and power."""
-    scenario, rng = SCENARIOS[name], np.random.default_rng([7, *name.encode()])
-    critical, better = oracle(scenario, rng, comparisons)
-    many = dataclasses.replace(scenario, items=20_000, clusters=1, cluster_noise=0.0, seeds=1)  # noise averages out
-    # The deviation over seeds; skewed gains have none.
-    equals = draw(many, rng, 0.0, BATCH, one_test=True).gains() if scenario.seed else np.zeros(1)
-    deviation = float(equals.std()) / math.sqrt(2)
-    judge = Judge(scenario, scenario.stated * deviation)
-    batch = scenario.looks if scenario.looks > 1 else BATCH
-    alphas = errors_allowed(scenario, batch)
-    counts: dict[str, dict[str, float]] = {}
-    repeated = scenario.looks > 1
-    for by, kind, number in ((0.0, "false", comparisons), (better, "power", better_ones)):
-        decisions: dict[str, list[NDArray[np.bool_]]] = {}
-        for _ in range(number // batch):
-            drawn = draw(scenario, rng, by, batch, one_test=repeated)
-            decided = judge.others(drawn) | judge.gate(drawn, alphas if kind == "false" else [alphas[0]] * batch)
-            decided["oracle"] = drawn.gains() > critical
-            for method, promoted_B in decided.items():
-                any_of_them = repeated and kind == "false"
-                decisions.setdefault(method, []).append(np.array([promoted_B.any()]) if any_of_them else promoted_B)
-        for method, parts in decisions.items():
-            counts.setdefault(method, {})[kind] = round(100 * float(np.concatenate(parts).mean()), 2)
+def simulate(
+    name: str, seed: int, run: str, batch: int, size: int, better: float, gain: float, setup: Setup
+) -> dict[str, Any]:
+    """Return counts of one batch of comparisons. gain: the true one. With several looks, a series is one trial."""
+    scenario, rng = SCENARIOS[name], np.random.default_rng([seed, *name.encode(), list(SHARES).index(run), batch])
+    is_series = scenario.looks > 1 and run == "equal"
+    step = scenario.looks if scenario.looks > 1 else DRAWN
+    alphas = errors_allowed(scenario, step)
+    if run != "equal":
+        alphas = [alphas[0]] * step
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        drawn = draw(scenario, rng, better, count, one_test=scenario.looks > 1)
+        decided: dict[str, NDArray[Any]] = {**decide_by_common_tests(drawn), "oracle": drawn.gains() > setup.critical}
+        decided |= decide_by_gate(drawn, alphas[:count], scenario.stated * setup.deviation)
+        for column, values in decided.items():
+            parts.setdefault(column, []).append(values)
+    low, high, detectable = (np.concatenate(parts.pop(column)) for column in ("low", "high", "detectable"))
+    promoted = {
+        method: int(sum(values.any() if is_series else values.sum() for values in chunks))
+        for method, chunks in parts.items()
+    }
     return {
+        "trials": len(parts["oracle"]) if is_series else size,
+        "promoted": promoted,
+        "below": int((gain < low).sum()),
+        "above": int((gain > high).sum()),
+        "width": float((high - low).mean()),
+        "detectable": float(np.median(detectable)),
+    }
+
+
+# Runs
+
+
+class Records:
+    """Finished parts of the simulation in a file of JSON lines, by what they depend on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.records = path, dict[str, Any]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                key, value = json.loads(line)
+            except ValueError:  # empty, or the line that was being written when the run ended
+                continue
+            self.records[key] = value
+
+    def add(self, key: str, value: Any) -> None:
+        self.records[key] = value
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps([key, value])}\n")  # on a line of its own, also after one that was cut off
+
+
+def run_simulation(
+    names: Sequence[str], comparisons: int, seed: int, pool: Executor, records: Records
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each scenario as it is finished. What `records` has is not simulated again."""
+    simulation, decision = _hash(SIMULATION), _hash(SIMULATION + DECISION)
+    setup_keys = {name: f"{simulation} {seed} {name}" for name in names}
+    pending = {pool.submit(prepare, name, seed): name for name in names if setup_keys[name] not in records.records}
+    for future in as_completed(pending):
+        records.add(setup_keys[pending[future]], future.result())
+    setups = {name: Setup(**records.records[key]) for name, key in setup_keys.items()}
+
+    def finish(name: str, runs: dict[str, float]) -> dict[str, list[dict[str, Any]]]:
+        """Simulate these runs, each with its true gain, as far as they are not recorded, and return their batches."""
+        setup, keys, futures = setups[name], dict[str, list[str]](), dict[Any, str]()
+        for run, gain in runs.items():
+            better = float(np.interp(gain, setup.gains, setup.betters))
+            for batch, size in enumerate(_batch_sizes(comparisons, run)):
+                key = f"{decision} {seed} {name} {run} {batch} {size}"
+                keys.setdefault(run, []).append(key)
+                if key not in records.records:
+                    futures[pool.submit(simulate, name, seed, run, batch, size, better, gain, setup)] = key
+        for future in as_completed(futures):
+            records.add(futures[future], future.result())
+        return {run: [records.records[key] for key in keys[run]] for run in runs}
+
+    for name in names:
+        setup = setups[name]
+        batches = finish(name, {"equal": 0.0, "better": setup.gains[1]})
+        detectable = float(np.mean([record["detectable"] for record in batches["equal"]]))
+        # A variant cannot be better than right on everything.
+        if SCENARIOS[name].is_one_decision and detectable <= setup.gains[-1]:
+            batches |= finish(name, {"detectable": detectable})
+        yield summarize(name, setup, batches)
+
+
+def _hash(sources: Sequence[str]) -> str:
+    return hashlib.sha256(b"".join((ROOT / source).read_bytes() for source in sources)).hexdigest()[:16]
+
+
+def _batch_sizes(comparisons: int, run: str) -> list[int]:
+    total = round(comparisons * SHARES[run])
+    return [min(BATCH, total - start) for start in range(0, total, BATCH)]
+
+
+def summarize(name: str, setup: Setup, batches: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the rates of one scenario, in percent."""
+    scenario = SCENARIOS[name]
+
+    def rate(run: str, count: str, method: str = "") -> float | None:
+        if run not in batches:
+            return None
+        counts = [record[count][method] if method else record[count] for record in batches[run]]
+        return round(100 * sum(counts) / sum(record["trials"] for record in batches[run]), 2)
+
+    def mean(run: str, column: str) -> float:
+        return float(np.mean([record[column] for record in batches[run]]))
+
+    result: dict[str, Any] = {
         "scenario": name,
         "about": scenario.about,
-        "budget": 100 * (PromotionParams().error_budget if repeated else ALPHA),
-        "comparisons": [comparisons, better_ones],
-        "gain_in_points": round(float(draw(scenario, rng, better, 2000).gains().mean()), 2),
-        "percent": counts,
+        "unlike": scenario.is_unlike,
+        "groups": scenario.groups,
+        "budget": 100 * (PARAMS.error_budget if scenario.looks > 1 else ALPHA),
+        "trials": {run: sum(record["trials"] for record in records) for run, records in batches.items()},
+        "gain_in_points": round(setup.gains[1], 3),
+        "percent": {
+            method: {"false": rate("equal", "promoted", method), "power": rate("better", "promoted", method)}
+            for method in batches["equal"][0]["promoted"]
+        },
     }
+    if scenario.is_one_decision:
+        result["interval"] = {
+            f"gain_{run}": {
+                "covered": round(100 - (rate(run, "below") or 0) - (rate(run, "above") or 0), 2),
+                "true_below": rate(run, "below"),
+                "true_above": rate(run, "above"),
+                "width": round(mean(run, "width") / setup.middle, 3),
+            }
+            for run in ("equal", "better")
+        }
+        result["detectable"] = {
+            "relative_to_oracle": round(mean("equal", "detectable") / setup.gains[1], 3),
+            "relative_at_gain": round(mean("better", "detectable") / setup.gains[1], 3),
+            "power": rate("detectable", "promoted", "gate, shown"),
+        }
+    return result
+
+
+COLUMNS = ("false", "t-test", "power", "oracle", "cover 0", "cover +", "width", "detect", "found")
+
+
+def format_row(result: dict[str, Any]) -> str:
+    """Return one line of the printed table."""
+    percent, interval, detectable = result["percent"], result.get("interval", {}), result.get("detectable", {})
+    values = [
+        percent["gate, shown"]["false"],
+        percent.get("t-test", {}).get("false"),
+        percent["gate, shown"]["power"],
+        percent["oracle"]["power"],
+        *(interval.get(f"gain_{run}", {}).get("covered") for run in ("equal", "better")),
+        interval.get("gain_better", {}).get("width"),
+        detectable.get("relative_to_oracle"),
+        detectable.get("power"),
+    ]
+    digits = [2 if column in ("width", "detect") else 1 for column in COLUMNS]
+    cells = ["" if value is None else f"{value:.{n}f}" for value, n in zip(values, digits, strict=True)]
+    return f"{result['about'][:70]:70} {result['groups']:5} " + " ".join(f"{cell:>7}" for cell in cells)
+
+
+def choose_scenarios(starts: Sequence[str]) -> list[str]:
+    """Return the scenarios whose names begin so; all without an argument."""
+    names = [name for name in SCENARIOS if not starts or name.startswith(tuple(starts))]
+    if not names:
+        raise SystemExit(f"no scenario begins with {', '.join(starts)}; there are: {', '.join(SCENARIOS)}")
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--comparisons", type=int, default=10_000, help="between equals")
-    parser.add_argument("--better", type=int, default=2_000, help="comparisons in which one is better")
-    parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS), choices=list(SCENARIOS))
+    parser.add_argument("--comparisons", type=int, default=10_000, help="between equals of each scenario")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scenarios", nargs="+", default=[], help="beginnings of names; default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--records", type=Path, default=ROOT / ".work/gate.jsonl", help="what is finished")
+    parser.add_argument("--out", type=Path, help="a file of the results")
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process per scenario
-    results = []
-    with ProcessPoolExecutor(options.processes) as pool:
-        counts = [options.comparisons] * len(options.scenarios), [options.better] * len(options.scenarios)
-        for result in pool.map(simulate, options.scenarios, *counts):
+    names, results, start = choose_scenarios(options.scenarios), [], time.monotonic()
+    print(f"{'':70} items " + " ".join(f"{column:>7}" for column in COLUMNS), flush=True)
+    # Spawned, so that each process has one thread.
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+        for result in run_simulation(names, options.comparisons, options.seed, pool, Records(options.records)):
             results.append(result)
-            print(json.dumps(result), flush=True)
+            minutes = (time.monotonic() - start) / 60
+            left = minutes * (len(names) / len(results) - 1)
+            print(f"{format_row(result)}  {len(results)} of {len(names)}, about {left:.0f} min left", flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
