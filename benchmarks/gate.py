@@ -30,11 +30,13 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -157,13 +159,17 @@ def _draw_counts(items: int) -> FloatArray:
     return np.asarray(counts_SN / items)
 
 
-def decide_by_gate(drawn: Draws, alphas_B: Sequence[float], seed_std: float) -> dict[str, FloatArray]:
+def decide_by_gate(drawn: Draws, alphas_B: Sequence[float], seed_std: float, test: str = "") -> dict[str, FloatArray]:
     """Return of each comparison what the gate finds [B]: promoted, shown, low, high, detectable.
+
+    Args:
+        test: a file with another `gain_over_seeds`.
 
     Raises:
         RuntimeError: the gate's own function decides otherwise.
     """
     groups = [f"{i:05d}" for i in range(drawn.challenger_BRGK.shape[2])]
+    measure = load_test(test) if test else gain_over_seeds
     columns: dict[str, list[float]] = {name: [] for name in ("gate", "gate, shown", "low", "high", "detectable")}
     for index, (challenger_RGK, champion_RGK, alpha) in enumerate(
         zip(drawn.challenger_BRGK, drawn.champion_BRGK, alphas_B, strict=True)
@@ -172,7 +178,7 @@ def decide_by_gate(drawn: Draws, alphas_B: Sequence[float], seed_std: float) -> 
             [Evidence(groups=groups, parts_NK=parts, statistic=drawn.statistic, items=groups) for parts in parts_RGK]
             for parts_RGK in (challenger_RGK, champion_RGK)
         ]
-        gain = gain_over_seeds(*sides, seed_std=seed_std, resamples=PARAMS.resamples, seed=PARAMS.seed)
+        gain = measure(*sides, seed_std=seed_std, resamples=PARAMS.resamples, seed=PARAMS.seed)
         assert gain is not None
         shown = gain.p_value(0.0) <= alpha and gain.value > 0
         first, second = (drawn.statistic(parts.sum(axis=0)[None])[0] for parts in (challenger_RGK[0], champion_RGK[0]))
@@ -181,9 +187,20 @@ def decide_by_gate(drawn: Draws, alphas_B: Sequence[float], seed_std: float) -> 
         values = (promoted, shown, low, high, gain.detectable(0.0, ALPHA, POWER))
         for column, value in zip(columns.values(), values, strict=True):
             column.append(float(value))
-        if index < CHECKED and promoted != _promotes(sides, alpha, seed_std):
+        if not test and index < CHECKED and promoted != _promotes(sides, alpha, seed_std):
             raise RuntimeError(f"the gate's own function decides otherwise: it promotes: {not promoted}")
     return {name: np.array(column) for name, column in columns.items()}
+
+
+@functools.lru_cache(maxsize=1)
+def load_test(path: str) -> Any:
+    """Return `gain_over_seeds` of a file."""
+    spec = importlib.util.spec_from_file_location("test_of_a_gain", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module.gain_over_seeds
 
 
 def _promotes(sides: Sequence[Sequence[Evidence]], alpha: float, seed_std: float) -> bool:
@@ -208,7 +225,7 @@ def errors_allowed(scenario: Scenario, size: int) -> list[float]:
 
 
 def simulate(
-    name: str, seed: int, run: str, batch: int, size: int, better: float, gain: float, setup: Setup
+    name: str, seed: int, run: str, batch: int, size: int, better: float, gain: float, setup: Setup, test: str
 ) -> dict[str, Any]:
     """Return counts of one batch of comparisons. gain: the true one. With several looks, a series is one trial."""
     scenario, rng = SCENARIOS[name], np.random.default_rng([seed, *name.encode(), list(SHARES).index(run), batch])
@@ -222,7 +239,7 @@ def simulate(
         count = min(step, size - start)
         drawn = draw(scenario, rng, better, count, one_test=scenario.looks > 1)
         decided: dict[str, NDArray[Any]] = {**decide_by_common_tests(drawn), "oracle": drawn.gains() > setup.critical}
-        decided |= decide_by_gate(drawn, alphas[:count], scenario.stated * setup.deviation)
+        decided |= decide_by_gate(drawn, alphas[:count], scenario.stated * setup.deviation, test)
         for column, values in decided.items():
             parts.setdefault(column, []).append(values)
     low, high, detectable = (np.concatenate(parts.pop(column)) for column in ("low", "high", "detectable"))
@@ -263,10 +280,10 @@ class Records:
 
 
 def run_simulation(
-    names: Sequence[str], comparisons: int, seed: int, pool: Executor, records: Records
+    names: Sequence[str], comparisons: int, seed: int, pool: Executor, records: Records, test: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Yield the result of each scenario as it is finished. What `records` has is not simulated again."""
-    simulation, decision = _hash(SIMULATION), _hash(SIMULATION + DECISION)
+    simulation, decision = _hash(SIMULATION), _hash((*SIMULATION, *DECISION, *filter(None, [test])))
     setup_keys = {name: f"{simulation} {seed} {name}" for name in names}
     pending = {pool.submit(prepare, name, seed): name for name in names if setup_keys[name] not in records.records}
     for future in as_completed(pending):
@@ -282,7 +299,7 @@ def run_simulation(
                 key = f"{decision} {seed} {name} {run} {batch} {size}"
                 keys.setdefault(run, []).append(key)
                 if key not in records.records:
-                    futures[pool.submit(simulate, name, seed, run, batch, size, better, gain, setup)] = key
+                    futures[pool.submit(simulate, name, seed, run, batch, size, better, gain, setup, test)] = key
         for future in as_completed(futures):
             records.add(futures[future], future.result())
         return {run: [records.records[key] for key in keys[run]] for run in runs}
@@ -385,6 +402,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scenarios", nargs="+", default=[], help="beginnings of names; default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--test", default="", help="a file with another gain_over_seeds, such as an earlier one")
     parser.add_argument("--records", type=Path, default=ROOT / ".work/gate.jsonl", help="what is finished")
     parser.add_argument("--out", type=Path, help="a file of the results")
     options = parser.parse_args()
@@ -392,9 +410,9 @@ def main() -> None:
     print(f"{'':70} items " + " ".join(f"{column:>7}" for column in COLUMNS), flush=True)
     # Spawned, so that each process has one thread.
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
+    context, records = multiprocessing.get_context("spawn"), Records(options.records)
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
-        for result in run_simulation(names, options.comparisons, options.seed, pool, Records(options.records)):
+        for result in run_simulation(names, options.comparisons, options.seed, pool, records, options.test):
             results.append(result)
             minutes = (time.monotonic() - start) / 60
             left = minutes * (len(names) / len(results) - 1)

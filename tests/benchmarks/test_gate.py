@@ -86,7 +86,7 @@ def test_equals_have_no_gain_over_many_items(name: str) -> None:
 def test_false_promotions_stay_within_the_error(name: str) -> None:
     """2,000 comparisons between equals of each; `make gate` has more of both."""
     setup = gate.Setup(critical=0.0, middle=1.0, betters=[0.0], gains=[0.0], deviation=0.0)
-    counts = [gate.simulate(name, 11, "equal", batch, 500, 0.0, 0.0, setup) for batch in range(4)]
+    counts = [gate.simulate(name, 11, "equal", batch, 500, 0.0, 0.0, setup, "") for batch in range(4)]
     percent = 100 * sum(count["promoted"]["gate, shown"] for count in counts) / 2000
     # 5.5, and two standard errors of 2,000 comparisons
     assert percent <= 5.5 + 200 * np.sqrt(0.05 * 0.95 / 2000), name
