@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -70,11 +71,18 @@ def test_val_is_shown_only_without_test_scores(printed: Any) -> None:
     assert "vqa: scenes test" in both and "vqa: photographs val" in both
 
 
-def test_column_without_leaked_items_appears_only_if_any_run_has_it(printed: Any) -> None:
-    assert "leaked" not in printed(record("test", 52.5))
-    leakage = {"without_both": {"value": 47.3, "low": None, "high": None, "n": 30}}
-    text = printed(record("test", 52.5), record("test", 50.0, run="another", leakage=leakage))
-    assert "leaked" in text and "47.3" in text
+def test_score_and_best_baseline_without_seen_items_are_next_to_each_other(printed: Any) -> None:
+    assert "seen" not in printed(record("test", 52.5))
+    # On all items another baseline is the best one.
+    there = {"per question text": 38.9, "blind baseline": 39.6, "human": 88.8}
+    baselines = {name: {"value": value} for name, value in there.items()}
+    leakage = {"without_both": {"value": 47.3, "low": None, "high": None, "n": 30, "baselines": baselines}}
+    text = printed(record("test", 52.5), record("test", 50.0, run="another", leakage=leakage), columns="160")
+    (line,) = [line for line in text.splitlines() if "another" in line]
+    assert re.search(r"50\.0.*41\.1 per question text.*47\.3.*39\.6 blind baseline", line), text
+    # Evaluations of earlier releases have no baselines there.
+    leakage["without_both"].pop("baselines")
+    assert "47.3" in printed(record("test", 50.0, leakage=leakage))
 
 
 def test_the_best_baseline_is_the_highest_or_the_lowest_rank_and_people_are_none(printed: Any) -> None:

@@ -1,4 +1,4 @@
-"""Test items with near-duplicates in the training data: counted, and the score without them."""
+"""Test items with near-duplicates in the training data: counted, and the scores without them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from vlp_models.curation.duplicates.leakage import Leak, write_leaks
 from vlp_models.data.sample import Sample
 from vlp_models.data.tables import write_table
-from vlp_models.evaluation.contamination import LeakedItems, TrainingData, score_without_leaked, training_sources
-from vlp_models.metrics.score import mean_score
+from vlp_models.evaluation.contamination import TrainingData, training_sources
+from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.score import ItemScores, Score, item_scores, mean_score
+from vlp_models.metrics.unseen import SEEN_IMAGE, SEEN_TEXT, score_unseen
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 60
-WHOLE = {"low": 40.0, "high": 60.0}  # interval of the score over all items
 
 
 @pytest.fixture
@@ -56,41 +57,78 @@ def samples() -> list[Sample]:
 
 
 def test_finds_items_with_a_copy_in_the_runs_own_training_data(validated: Path, tmp_path: Path) -> None:
-    leaked = TrainingData(validated, ["a"], validated / "scratch").find_leaked(samples())
-    assert leaked.images == {f"a/test-{n}" for n in range(10)}
-    assert leaked.texts == {f"a/test-{n}" for n in range(30, 50)}
-    assert TrainingData(validated, [], validated / "scratch").find_leaked(samples()).images == leaked.images | {
-        "a/test-59"
-    }
-    only_b = TrainingData(validated, ["b"], tmp_path / "scratch").find_leaked(samples())
-    assert (only_b.images, only_b.texts) == ({"a/test-59"}, set())
+    def find(sources: list[str], scratch: Path) -> tuple[set[str], set[str]]:
+        seen = TrainingData(validated, sources, scratch).find_seen(samples())
+        images, texts = ({name for name, slices in seen.items() if kind in slices} for kind in (SEEN_IMAGE, SEEN_TEXT))
+        return images, texts
+
+    images = {f"a/test-{n}" for n in range(10)}
+    assert find(["a"], validated / "scratch") == (images, {f"a/test-{n}" for n in range(30, 50)})
+    assert find([], validated / "scratch")[0] == images | {"a/test-59"}
+    assert find(["b"], tmp_path / "scratch") == ({"a/test-59"}, set())
     assert not list((tmp_path / "scratch").rglob("*")), "the texts go with the object"
 
 
-def test_score_without_leaked_items_is_that_of_the_others(validated: Path) -> None:
-    leaked = TrainingData(validated, ["a"], validated / "scratch").find_leaked(samples())
-    right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right exactly where the item leaked
+def item_scores_of(score: Score, seen: dict[str, list[str]], **baselines: Score | float) -> ItemScores:
+    scores = item_scores(score, dataset="a", split="test", test="", slices={}, seen=seen, baselines={**baselines})
+    assert scores is not None
+    return scores
+
+
+def test_unseen_items_are_scored_with_their_baselines(validated: Path) -> None:
+    seen = TrainingData(validated, ["a"], validated / "scratch").find_seen(samples())
+    right = np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)]  # right exactly where the item is seen
     names = [sample.sample_id for sample in samples()]
     score = mean_score("accuracy", right, names, items=names)
-    found = score_without_leaked(score, leaked, WHOLE, resamples=100, seed=1)
-    assert found is not None
-    assert (found["images"], found["texts"]) == (10, 20)
-    assert (found["without_images"]["value"], found["without_images"]["n"]) == (40.0, 50)
-    assert found["without_images"]["low"] < 40 < found["without_images"]["high"]
-    assert found["without_both"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 30}
+    # Right on the first 30 items, of which 10 are seen; its items are in another order.
+    nearest = mean_score("accuracy", (np.arange(ITEMS) < 30)[::-1].astype(float), names[::-1], items=names[::-1])
+    other_items = mean_score("accuracy", right[1:], names[1:], items=names[1:])
+    items = item_scores_of(score, seen, nearest=nearest, chance=50.0, other_items=other_items)
+    assert set(items.baselines) == {"nearest"}, "the others have no values for the same items"
+    unseen = score_unseen(items, {"chance": 50.0}, resamples=100, seed=1)
+    assert (unseen["images"], unseen["texts"]) == (10, 20)
+    assert (unseen["without_images"]["value"], unseen["without_images"]["n"]) == (40.0, 50)
+    assert unseen["without_images"]["low"] < 40 < unseen["without_images"]["high"]
 
-    captions = [f"{name}#{k}" for name in names for k in range(2)]  # an image's captions leak with it
-    by_caption = mean_score("R@1", np.repeat(right, 2), np.repeat(names, 2).tolist(), items=captions)
-    found = score_without_leaked(by_caption, leaked, WHOLE, resamples=0, seed=1)
-    assert found is not None and found["without_both"] == {"value": 0.0, "low": None, "high": None, "n": 60}
+    # On the whole test the model is as good as the nearest neighbor; on the unseen items it is never right.
+    both = unseen["without_both"]
+    assert score.value == nearest.value == 50.0
+    assert (both["value"], both["low"], both["high"], both["n"]) == (0.0, 0.0, 0.0, 30)
+    assert list(both["baselines"]) == ["nearest", "chance"]
+    near, chance = both["baselines"].values()
+    assert near["value"] == pytest.approx(100 * 20 / 30, abs=1e-3) and near["low"] < near["value"] < near["high"]
+    # The model has no variation there, so the gain's interval is the mirrored one of the baseline.
+    assert near["gain"] == {"value": -near["value"], "low": -near["high"], "high": -near["low"]}
+    assert chance["gain"] == {"value": -50.0, "low": -50.0, "high": -50.0}
+    # Without seen items it is the whole test.
+    whole = score_unseen(item_scores_of(score, {}), {}, resamples=100, seed=1)["without_both"]
+    low, high = interval(score.evidence, resamples=100, seed=1) or (0.0, 0.0)
+    assert whole == {"value": 50.0, "low": pytest.approx(low), "high": pytest.approx(high), "n": 60, "baselines": {}}
 
-    nothing = LeakedItems(images=frozenset(), texts=frozenset())
-    found = score_without_leaked(score, nothing, WHOLE, resamples=100, seed=1)
-    assert found is not None and found["without_both"] == {"value": 50.0, **WHOLE, "n": ITEMS}
+    few = item_scores_of(mean_score("accuracy", right[20:50], names[20:50], items=names[20:50]), seen)
+    assert score_unseen(few, {}, resamples=100, seed=1)["without_both"] is None, "10 remaining items are too few"
 
-    few = mean_score("accuracy", right[20:50], names[20:50], items=names[20:50])
-    found = score_without_leaked(few, leaked, WHOLE, resamples=100, seed=1)
-    assert found is not None and found["without_both"] is None, "10 remaining items are too few"
+
+def test_the_gain_on_unseen_items_is_paired(validated: Path) -> None:
+    """The model is right wherever the baseline is, and on five items more: the interval is that of the five."""
+    names = [sample.sample_id for sample in samples()]
+    baseline = mean_score("accuracy", (np.arange(ITEMS) % 2).astype(float), names)
+    model = mean_score("accuracy", ((np.arange(ITEMS) % 2) | (np.arange(ITEMS) < 10)).astype(float), names)
+    items = item_scores_of(model, {}, nearest=baseline)
+    near = score_unseen(items, {}, resamples=2000, seed=1)["without_both"]["baselines"]["nearest"]
+    assert near["gain"]["value"] == pytest.approx(100 * 5 / 60, abs=1e-3)
+    # Two independent samples of 60 would give about 35 points.
+    assert 0 < near["gain"]["low"] < near["gain"]["high"] < 17 < near["high"] - near["low"]
+
+
+def test_an_images_captions_are_seen_with_it(validated: Path) -> None:
+    seen = TrainingData(validated, ["a"], validated / "scratch").find_seen(samples())
+    names = [sample.sample_id for sample in samples()]
+    captions = [f"{name}#{k}" for name in names for k in range(2)]
+    values = np.repeat(np.r_[np.ones(10), np.zeros(20), np.ones(20), np.zeros(10)], 2)
+    by_caption = mean_score("R@1", values, np.repeat(names, 2).tolist(), items=captions)
+    both = score_unseen(item_scores_of(by_caption, seen), {}, resamples=0, seed=1)["without_both"]
+    assert both == {"value": 0.0, "low": None, "high": None, "n": 60, "baselines": {}}
 
 
 def test_training_sources_include_those_of_the_pretraining() -> None:
@@ -116,8 +154,8 @@ def test_a_statement_with_a_leaked_image_leaves_consistency() -> None:
     items = [item for both in samples for item in both]
     item_groups = [group for group in groups for _ in range(2)]
     accuracy = mean_score("accuracy", [value for value in right for _ in range(2)], item_groups, items=items)
-    leaked = LeakedItems(images=frozenset(f"s{group}-1" for group in range(30)), texts=frozenset())
+    seen = {f"s{group}-1": [SEEN_IMAGE] for group in range(30)}
     for score, count, n in ((accuracy, 30, 90), (consistency, 30, 30)):
-        found = score_without_leaked(score, leaked, WHOLE, resamples=0, seed=1)
-        assert found is not None and (found["images"], found["without_images"]["n"]) == (count, n), score.metric
-        assert found["without_images"]["value"] == pytest.approx(100 * 30 / 90 if n == 90 else 0.0, abs=1e-3)
+        unseen = score_unseen(item_scores_of(score, seen), {}, resamples=0, seed=1)
+        assert (unseen["images"], unseen["without_images"]["n"]) == (count, n), score.metric
+        assert unseen["without_images"]["value"] == pytest.approx(100 * 30 / 90 if n == 90 else 0.0, abs=1e-3)

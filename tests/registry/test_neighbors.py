@@ -41,7 +41,7 @@ def test_neighbors_are_compared_by_the_gates_metric_direction_and_dataset(
     # The challenger loses by CIDEr on scenes only.
     values = (("CIDEr", "scenes", 13.0), ("CIDEr", "photos", 16.0), ("METEOR", "scenes", 20.0))
     records = [
-        {"metric": metric, "dataset": dataset, "split": "test", "value": value, "baselines": {NEAREST: 15.0}}
+        {"metric": metric, "dataset": dataset, "split": "test", "value": value, "n": 9, "baselines": {NEAREST: 15.0}}
         for metric, dataset, value in values
     ]
     monkeypatch.setattr(judge, "read_scores", lambda client, version: records)

@@ -87,7 +87,7 @@ def test_first_champion_must_beat_the_simple_baselines(new: Any) -> None:
     assert (refused.action, refused.outcome) == ("refused", "keep")
     assert refused.reasons == [
         f"baseline: accuracy {100 * np.mean(GOOD):.2f} on toy test is not better than 90.00, which the "
-        "per question type baseline has there"
+        f"per question type baseline has on the same {len(GOOD)} items"
     ], "a blind model is not a simple baseline"
     assert [(row["name"], row["met"]) for row in refused.numbers["baselines"]] == [
         ("majority answer", True),
@@ -110,6 +110,26 @@ def test_first_champion_must_beat_the_simple_baselines(new: Any) -> None:
     assert lower.promote().reasons[0].startswith("baseline: "), "an equal value is not better"
     lower.add(GOOD, baselines={"majority answer": 60.0})
     assert lower.promote().action == "promoted"
+
+
+@pytest.mark.parametrize(("unseen", "passes"), [((30.0, 40.0), False), ((50.0, 40.0), True), (None, True)])
+def test_first_champion_is_compared_without_leaked_images(
+    new: Any, unseen: tuple[float, float] | None, passes: bool
+) -> None:
+    """Its value and a baseline's are of the same items: without leaked images, or all if too few remain."""
+    registry = new()
+    without_images = None
+    if unseen:
+        without_images = {"value": unseen[0], "n": 25, "baselines": {"majority answer": {"value": unseen[1]}}}
+    # Better than the baseline on the whole test; what it is without seen sentences does not count.
+    without_both = {"value": 0.0, "n": 21, "baselines": {"majority answer": {"value": 90.0}}}
+    leakage = {"without_images": without_images, "without_both": without_both}
+    registry.add(GOOD, baselines={"majority answer": 41.0}, leakage=leakage)
+    decision = registry.promote()
+    assert (decision.action == "promoted") == passes
+    value, baseline, n = (*unseen, 25) if unseen else (100 * float(np.mean(GOOD)), 41.0, len(GOOD))
+    (row,) = decision.numbers["baselines"]
+    assert row == {"name": "majority answer", "dataset": "toy", "value": baseline, "own": value, "n": n, "met": passes}
 
 
 def test_too_few_test_images_are_inconclusive(new: Any) -> None:

@@ -86,6 +86,7 @@ class ToyRegistry:
         variant: str = "",
         weights: str = "",
         baselines: dict[str, float] | None = None,
+        leakage: dict[str, Any] | None = None,
         **scores: Any,
     ) -> int:
         """Register a version with these scores as the challenger.
@@ -93,7 +94,7 @@ class ToyRegistry:
         Args:
             made_by: its run and that run's model. variant: its variant hash.
             weights: its bundle's content; default: different from all others.
-            baselines: of its accuracy, in scores.json.
+            baselines, leakage: of its accuracy, in scores.json.
         """
         experiment = self.client.get_experiment_by_name(self.tracking.experiment)
         assert experiment is not None
@@ -111,7 +112,8 @@ class ToyRegistry:
         with tempfile.TemporaryDirectory() as temporary:
             folder = write_evaluation(Path(temporary), [toy_items(values, **scores)] if items is None else items)
             place = {"dataset": "toy", "split": "test", "metric": "accuracy"}
-            record = {**place, "value": 100 * float(np.mean(values)), "baselines": baselines or {}}
+            record = {**place, "value": 100 * float(np.mean(values)), "n": len(values), "baselines": baselines or {}}
+            record["leakage"] = leakage
             (folder / "scores.json").write_text(json.dumps([record]))
             current = log_evaluation(self.client, run.info.run_id, folder)
         version = self.client.create_model_version(

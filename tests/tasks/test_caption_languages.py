@@ -182,8 +182,10 @@ def test_retrieval_scores_exist_per_language(toy: Toy, tmp_path: Path) -> None:
     }
     assert scores["R@1 (de)"].value == 100 and scores["R@1 (en)"].value == 0
     assert scores["R@1 (de)"].kept is False and scores["R@1"].kept is True, "gates read the whole"
-    assert found.baselines["R@1 (de)"] == {"chance": 20.0}
-    assert found.baselines["R@1 (de, image to text)"] == {"chance": pytest.approx(100 / 7, abs=1e-3)}, "7 of 8 captions"
+    assert found.baseline_values("R@1 (de)") == {"chance": 20.0}
+    assert found.baseline_values("R@1 (de, image to text)") == {"chance": pytest.approx(100 / 7, abs=1e-3)}, (
+        "7 of 8 captions"
+    )
 
     without = EvalContext(source="own", validated=tmp_path / "none")
     assert [s.metric for s in task_model.score(predictions, samples, without).scores] == list(scores)[:8]

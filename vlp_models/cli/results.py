@@ -12,7 +12,7 @@ from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import WITHDRAWN, Workspace, run_git
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
-from vlp_models.evaluation.report.records import Record
+from vlp_models.evaluation.report.records import Record, find_best_baseline
 from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
 from vlp_models.tasks.judging import direction_of
@@ -55,22 +55,24 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
         metrics = list(dict.fromkeys(record["metric"] for record in records))
         # Rows by metric, and within a metric by run: the sort is stable.
         records.sort(key=lambda record: metrics.index(record["metric"]))
-        without_leaked = [(record["leakage"] or {}).get("without_both") for record in records]
+        # Score and best baseline on the same items, those whose image and sentence are not in the training data.
+        unseen = [(record["leakage"] or {}).get("without_both") or {} for record in records]
         columns = {
             "metric": [record["metric"] for record in records],
             "run": [record["run"] for record in records],
             "score": [_number(record["value"]) for record in records],
             "95% interval": [_interval(record) for record in records],
             "before": [_before(record, before) for record in records],
-            "best baseline": [_best_baseline(record) for record in records],
-            "without leaked items": [f"{v['value']:.1f}" if v else "" for v in without_leaked],
+            "best baseline": [_best_baseline(record, record) for record in records],
+            "without seen items": [f"{figure['value']:.1f}" if figure else "" for figure in unseen],
+            "best baseline there": [_best_baseline(*pair) for pair in zip(records, unseen, strict=True)],
         }
         print_table(
             console,
             columns,
             title=title,
-            numbers=("score", "before", "without leaked items"),
-            folded=("metric", "run", "best baseline"),
+            numbers=("score", "before", "without seen items"),
+            folded=("metric", "run", "best baseline", "best baseline there"),
         )
 
 
@@ -151,16 +153,12 @@ def _before(record: Record, before: Scores) -> str:
     return "" if old is None or old == record["value"] else _number(old)
 
 
-def _best_baseline(record: Record) -> str:
-    """Return the best baseline by name; what people score is none. Or why there is no score."""
+def _best_baseline(record: Record, scored: Record) -> str:
+    """Return the best baseline of `scored`, the record itself or its unseen items; or why there is no score."""
     if record["value"] is None:
-        return str(record["note"])
-    rivals = {name: value for name, value in record["baselines"].items() if name != "human"}
-    if not rivals:
-        return ""
-    lower = direction_of(record["task"], record["metric"]) == "lower"
-    best = (min if lower else max)(rivals, key=lambda name: rivals[name])
-    return f"{rivals[best]:.1f} {best}"
+        return str(record["note"]) if scored is record else ""
+    best = find_best_baseline(scored, direction_of(record["task"], record["metric"]))
+    return f"{best[1]:.1f} {best[0]}" if best else ""
 
 
 def _last_split(records: list[Record]) -> list[Record]:

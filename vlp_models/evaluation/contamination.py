@@ -8,9 +8,8 @@ and of the runs it starts from. Weights imported from elsewhere may have been tr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,11 @@ from vlp_models.data.sample import Sample
 from vlp_models.data.shards.contents import find_changed_data, trained_on_inputs
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, read_batches, stream_table
 from vlp_models.data.views import TABLES
-from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.score import Evidence, Score
+from vlp_models.metrics.unseen import SEEN_IMAGE, SEEN_TEXT
 from vlp_models.params import Params, split_start
 
-MIN_ITEMS = 20  # items that must remain to report a score
 # Keeps the rows whose image is a training image of these datasets.
 _OF_IMAGES = "SEMI JOIN images i ON {}.image_id = i.image_id"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeakedItems:
-    """Ids of samples whose image (`images`) or whose sentence (`texts`) has a near-duplicate in the training data."""
-
-    images: frozenset[str]
-    texts: frozenset[str]
 
 
 class TrainingData:
@@ -70,15 +59,22 @@ class TrainingData:
             texts = (rows["text"].to_pylist() for rows in _training_texts(database, validated, sources))
             self._texts = MappedValues(folder / "texts.arrow", texts, pa.string())
 
-    def find_leaked(self, samples: Sequence[Sample]) -> LeakedItems:
-        """Find the samples with a near-duplicate; a sample's sentences are its text, or the captions of its image."""
-        images = {s.sample_id for s in samples if not self._copied.isdisjoint(s.image_ids)}
+    def find_seen(self, samples: Sequence[Sample]) -> dict[str, list[str]]:
+        """Return sample id -> `seen=image`, `seen=text` or both, for the samples with a near-duplicate.
+
+        A sample's sentences are its text, or the captions of its image.
+        """
         sentences = {s.sample_id: s.values.get("captions") or [s.text] for s in samples}
         # Many samples share a sentence, so each is compared once.
         unique = list(dict.fromkeys(text for sample_texts in sentences.values() for text in sample_texts))
-        is_leaked = dict(zip(unique, compare_sentences(unique, self._texts), strict=True))
-        texts = {name for name, sample_texts in sentences.items() if any(is_leaked[text] for text in sample_texts)}
-        return LeakedItems(images=frozenset(images), texts=frozenset(texts))
+        is_seen = dict(zip(unique, compare_sentences(unique, self._texts), strict=True))
+        seen: dict[str, list[str]] = {}
+        for sample in samples:
+            if not self._copied.isdisjoint(sample.image_ids):
+                seen.setdefault(sample.sample_id, []).append(SEEN_IMAGE)
+            if any(is_seen[text] for text in sentences[sample.sample_id]):
+                seen.setdefault(sample.sample_id, []).append(SEEN_TEXT)
+        return seen
 
 
 def read_training_data(params: Params, workspace: Workspace, run: str) -> TrainingData | None:
@@ -105,62 +101,6 @@ def training_sources(params: Params, run: str) -> list[str]:
             return []
         datasets |= dict.fromkeys(sources)
     return list(datasets)
-
-
-def score_without_leaked(
-    score: Score, leaked: LeakedItems, own_interval: Mapping[str, float | None], *, resamples: int, seed: int
-) -> dict[str, Any] | None:
-    """Score again without the leaked items, in two steps: without leaked images, and without leaked sentences too.
-
-    Args:
-        own_interval: `low` and `high` of the score, reused if nothing leaked.
-
-    Returns:
-        {images, texts: number of leaked items; without_images, without_both: {value, low, high, n}, or None if fewer
-        than `MIN_ITEMS` remain}; None for a score that is not kept item by item.
-    """
-    evidence = score.evidence
-    if evidence is None or not score.kept:
-        return None
-    # Of each item, the ids of its samples.
-    ids_of_items = evidence.samples or [[str(item)] for item in evidence.items or evidence.groups]
-
-    def positions(leaked_ids: frozenset[str]) -> set[int]:
-        # A caption's item id is `<image>#<number>`.
-        def is_leaked(name: str) -> bool:
-            return name in leaked_ids or name.rpartition("#")[0] in leaked_ids
-
-        return {i for i, ids in enumerate(ids_of_items) if any(map(is_leaked, ids))}
-
-    def score_rest(left_out: set[int]) -> dict[str, Any] | None:
-        remaining = [i for i in range(len(ids_of_items)) if i not in left_out]
-        if len(remaining) < MIN_ITEMS:
-            return None
-        # Nothing leaked: the score and its interval are already known.
-        if not left_out:
-            return (
-                None if score.value is None else {"value": round(score.value, 4), **own_interval, "n": len(remaining)}
-            )
-        part = Evidence(
-            groups=[evidence.groups[i] for i in remaining],
-            parts_NK=evidence.parts_NK[remaining],
-            statistic=evidence.statistic,
-        )
-        # The statistic of the sum over all remaining items: (N, K) -> (1, K) -> one value.
-        value = float(part.statistic(part.parts_NK.sum(axis=0, keepdims=True))[0])
-        ends = interval(part, resamples=resamples, seed=seed)
-        low, high = (None, None) if ends is None else (round(ends[0], 4), round(ends[1], 4))
-        return {"value": round(value, 4), "low": low, "high": high, "n": len(remaining)}
-
-    images, texts = positions(leaked.images), positions(leaked.texts)
-    without_images = score_rest(images)
-    return {
-        "images": len(images),
-        "texts": len(texts),
-        "without_images": without_images,
-        # If each item with a leaked sentence has a leaked image, the second step leaves out no more.
-        "without_both": without_images if texts <= images else score_rest(images | texts),
-    }
 
 
 def _training_texts(database: Database, validated: Path, sources: Sequence[str]) -> Iterator[pa.Table]:

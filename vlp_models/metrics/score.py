@@ -158,7 +158,7 @@ STATISTICS: dict[str, Statistic] = {
     **{f"BLEU-{n}": partial(bleu_percent, n=n) for n in range(1, 5)},
 }
 TEXTS = ("dataset", "split", "metric", "item", "group")
-COLUMNS = (*TEXTS, "parts", "slices")  # of items.parquet
+COLUMNS = (*TEXTS, "parts", "slices", "baselines")  # of items.parquet
 HEADER = b"vlp"
 EXTRA = "extra"  # key of scores.json's records whose metric is a plugin's
 MAX_ROWS, MAX_VALUES, MAX_BYTES = 2_000_000, 50_000_000, 1 << 30  # of items.parquet
@@ -168,9 +168,10 @@ MAX_ROWS, MAX_VALUES, MAX_BYTES = 2_000_000, 50_000_000, 1 << 30  # of items.par
 class ItemScores:
     """One metric on one dataset and split.
 
-    test    fingerprint of the test set (`evaluation.test_set.hash_test_set`)
-    note    the search and the scorer's note; scores with different notes are not comparable
-    slices  of each item, such as `question_type=how many`
+    test       fingerprint of the test set (`evaluation.test_set.hash_test_set`)
+    note       the search and the scorer's note; scores with different notes are not comparable
+    slices     of each item, such as `question_type=how many`
+    baselines  parts_NK of each baseline on the same items
     """
 
     dataset: str
@@ -184,6 +185,7 @@ class ItemScores:
     parts_NK: FloatArray
     slices: Sequence[Sequence[str]]
     statistics: Mapping[str, Statistic] = field(default_factory=lambda: STATISTICS)
+    baselines: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def evidence(self, numbers: Sequence[int] | None = None) -> Evidence:
         """Return the evidence of all items, or of those with these numbers."""
@@ -205,12 +207,16 @@ def item_scores(
     slices: Mapping[str, Sequence[str]],
     decoding: str = "",
     statistics: Mapping[str, Statistic] = STATISTICS,
+    seen: Mapping[str, Sequence[str]] | None = None,
+    baselines: Mapping[str, Score | float] | None = None,
 ) -> ItemScores | None:
     """Return the storable form of a score; None if it has no value or is not kept.
 
     Args:
         slices: by item id, or by the part before `#` (an image's captions share its slices).
         statistics: the known ones, by name.
+        seen: further slices by sample id; an item of several samples has those of each.
+        baselines: constants, and baselines without one of the items, are left out.
 
     Raises:
         ValueError: the score's statistic is not in `statistics`, or two items have the same id.
@@ -228,8 +234,14 @@ def item_scores(
     # Two models are compared item by item, so an id must name one item.
     if len(set(items)) != len(evidence.groups):
         raise ValueError(f"{score.metric}: {len(evidence.groups)} items have {len(set(items))} different ids")
+
     # An image's captions, `<image>#<number>`, have the slices of the image.
-    item_slices = [slices.get(item, slices.get(item.rpartition("#")[0], ())) for item in items]
+    def slices_of_item(item: str, by_id: Mapping[str, Sequence[str]]) -> Sequence[str]:
+        return by_id.get(item, by_id.get(item.rpartition("#")[0], ()))
+
+    item_slices = [list(slices_of_item(item, slices)) for item in items]
+    for i, ids in enumerate(evidence.samples or [[item] for item in items]):
+        item_slices[i] += sorted({name for sample_id in ids for name in slices_of_item(sample_id, seen or {})})
     return ItemScores(
         dataset=dataset,
         split=split,
@@ -242,7 +254,21 @@ def item_scores(
         parts_NK=evidence.parts_NK,
         slices=item_slices,
         statistics=statistics,
+        baselines=_align(baselines or {}, items, evidence.parts_NK.shape[1]),
     )
+
+
+def _align(baselines: Mapping[str, Score | float], items: Sequence[str], width: int) -> dict[str, FloatArray]:
+    """Return the parts of each baseline that has all items, in their order."""
+    aligned = {}
+    for name, baseline in baselines.items():
+        evidence = baseline.evidence if isinstance(baseline, Score) else None
+        if evidence is None or evidence.parts_NK.shape[1] != width:
+            continue
+        row_of = {str(item): i for i, item in enumerate(evidence.items or evidence.groups)}
+        if all(item in row_of for item in items):
+            aligned[name] = evidence.parts_NK[[row_of[item] for item in items]]
+    return aligned
 
 
 def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
@@ -255,7 +281,8 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
     header = []
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for s in scores:
-        header.append({name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")})
+        entry = {name: getattr(s, name) for name in ("dataset", "split", "metric", "statistic", "test", "note")}
+        header.append({**entry, "baselines": list(s.baselines)})
         rows["dataset"] += [s.dataset] * len(s.items)
         rows["split"] += [s.split] * len(s.items)
         rows["metric"] += [s.metric] * len(s.items)
@@ -263,7 +290,9 @@ def write_items(path: Path, scores: Iterable[ItemScores]) -> None:
         rows["group"] += s.groups
         rows["parts"] += s.parts_NK.tolist()
         rows["slices"] += [list(item_slices) for item_slices in s.slices]
-    lists = {"parts": pa.list_(pa.float64()), "slices": pa.list_(pa.string())}
+        # (N, K) of each of B baselines -> (N, B * K)
+        rows["baselines"] += np.hstack([np.zeros((len(s.items), 0)), *s.baselines.values()]).tolist()
+    lists = {"parts": pa.list_(pa.float64()), "slices": pa.list_(pa.string()), "baselines": pa.list_(pa.float64())}
     schema = pa.schema([(name, lists.get(name, pa.string())) for name in COLUMNS])
     table = pa.table(rows, schema=schema.with_metadata({HEADER: json.dumps(header)}))
     pq.write_table(table, path, compression="zstd")
@@ -296,6 +325,8 @@ def read_items(
         columns = {column: _texts(table[column]) for column in TEXTS}
         slices = _lists(table["slices"], _texts)
         parts = _lists(table["parts"], np.from_dlpack)  # to_numpy would import pandas
+        # Files that were written earlier have no baselines.
+        baselines = _lists(table["baselines"], np.from_dlpack) if "baselines" in table.column_names else []
         rows: dict[tuple[str, str, str], list[int]] = {}  # (dataset, split, metric) -> numbers of its rows
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)
@@ -309,9 +340,13 @@ def read_items(
             if entry["statistic"] not in statistics:
                 raise KeyError(f"unknown statistic {entry['statistic']}")
             numbers = rows[test_key]
+            names = entry.pop("baselines", [])
+            # (N, B * K) -> (N, K) of each baseline
+            columns_of = np.split(np.stack([baselines[i] for i in numbers]), len(names), axis=1) if names else []
             scores.append(
                 ItemScores(
                     **entry,
+                    baselines={name: part.astype(np.float64) for name, part in zip(names, columns_of, strict=True)},
                     items=[columns["item"][i] for i in numbers],
                     groups=[columns["group"][i] for i in numbers],
                     parts_NK=np.stack([parts[i] for i in numbers]).astype(np.float64),

@@ -14,6 +14,7 @@ from vlp_models.tasks import task_class
 if TYPE_CHECKING:
     from vlp_models.models.checkpoint_info import CheckpointInfo
 
+UNSEEN = "Unseen items: test items whose image and sentence have no near-duplicate in the training data."
 EXAMPLE_SIDE = 64  # pixels
 EXAMPLE_TEXT = "is there a circle?"
 
@@ -54,6 +55,8 @@ def make_model_card(
 ## Scores
 {score_table(scores)}
 
+{UNSEEN}
+
 Trained on the datasets named in the lineage. Scores on synthetic scenes say nothing about photographs.
 
 ## Lineage
@@ -61,19 +64,26 @@ Trained on the datasets named in the lineage. Scores on synthetic scenes say not
 """
 
 
-def score_table(scores: Sequence[Mapping[str, Any]], *, with_baselines: bool = False) -> str:
-    """Return the records of scores.json as a Markdown table."""
-    columns = ["dataset", "split", "metric", "value", "95% interval", "n", *(["baselines"] if with_baselines else [])]
+def score_table(scores: Sequence[Mapping[str, Any]]) -> str:
+    """Return the records of scores.json as a Markdown table: each score and its baselines, and both on unseen items."""
+    columns = ["dataset", "split", "metric", "value", "95% interval", "n", "baselines"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for score in scores:
-        value = "not computed" if score.get("value") is None else f"{score['value']:.2f}"
-        interval = f"{score['low']:.2f} to {score['high']:.2f}" if score.get("low") is not None else ""
-        cells = [score["dataset"], score["split"], score["metric"], value, interval, str(score.get("n", ""))]
-        if with_baselines:
-            baselines = score.get("baselines") or {}
-            cells.append(", ".join(f"{name} {baseline:.2f}" for name, baseline in baselines.items()))
-        rows.append(f"| {' | '.join(cells)} |")
+        unseen = (score.get("leakage") or {}).get("without_both") or {}
+        parts = {score["metric"]: score}
+        if unseen and unseen["n"] < score["n"]:
+            parts[f"{score['metric']}, unseen items"] = unseen
+        for metric, scored in parts.items():
+            value = "not computed" if scored.get("value") is None else f"{scored['value']:.2f}"
+            interval = f"{scored['low']:.2f} to {scored['high']:.2f}" if scored.get("low") is not None else ""
+            baselines = ", ".join(_describe_baseline(*item) for item in (scored.get("baselines") or {}).items())
+            cells = [score["dataset"], score["split"], metric, value, interval, str(scored.get("n", "")), baselines]
+            rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _describe_baseline(name: str, baseline: float | Mapping[str, Any]) -> str:
+    return f"{name} {baseline['value'] if isinstance(baseline, Mapping) else baseline:.2f}"
 
 
 def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:

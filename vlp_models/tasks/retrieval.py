@@ -335,8 +335,7 @@ class Retrieval(TaskModel):
         scores = [
             dataclasses.replace(score, note=self.search) if score.value is not None else score for score in scores
         ]
-        baselines = {metric: {CHANCE: round(value, 4)} for metric, value in by_chance.items()}
-        return TaskScores(scores=scores, baselines=baselines)
+        return TaskScores(scores=scores, baselines={metric: {CHANCE: value} for metric, value in by_chance.items()})
 
 
 def _score_language(

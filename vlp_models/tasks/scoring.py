@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vlp_models.metrics.consensus import ConsensusCaptions
 
 Prediction = Mapping[str, Any]
+Baselines = dict[str, dict[str, Score | float]]
 BLIND = "blind baseline"  # the same model with every image blanked
 CHANCE, MAJORITY = "chance", "majority label"
 CONSTANT, NEAREST = "constant caption", "nearest-neighbor caption"
@@ -50,19 +51,24 @@ class EvalContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """The scores of one dataset and split; baselines: metric -> baseline name -> value in percent."""
+    """The scores of one dataset and split; baselines: metric -> baseline name -> its score or a constant."""
 
     scores: list[Score]
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
+
+    def baseline_values(self, metric: str) -> dict[str, float]:
+        """Return the values of a metric's baselines in percent, by name."""
+        values = {name: b.value if isinstance(b, Score) else b for name, b in self.baselines.get(metric, {}).items()}
+        return {name: round(value, 4) for name, value in values.items() if value is not None}
 
 
-def baselines_by_metric(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, float]]:
-    """Turn {baseline: its scores} into {metric: {baseline: value}}, the form of `TaskScores.baselines`."""
-    result: dict[str, dict[str, float]] = {}
+def baselines_by_metric(scores: Mapping[str, Sequence[Score]]) -> Baselines:
+    """Turn {baseline: its scores} into {metric: {baseline: score}}, the form of `TaskScores.baselines`."""
+    result: Baselines = {}
     for name, baseline_scores in scores.items():
         for score in baseline_scores:
             if score.value is not None:
-                result.setdefault(score.metric, {})[name] = round(score.value, 4)
+                result.setdefault(score.metric, {})[name] = score
     return result
 
 

@@ -63,7 +63,7 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     assert found["accuracy"].n == len(known)
     right = sum(row["prediction"] == label for (row, _), label in zip(known, truth, strict=True))
     assert found["accuracy"].value == pytest.approx(100 * right / len(known))
-    counts, baselines = Counter(truth), scored.baselines["accuracy"]
+    counts, baselines = Counter(truth), scored.baseline_values("accuracy")
     assert baselines["majority label"] == pytest.approx(100 * counts["entailment"] / len(known), abs=1e-3)
     assert baselines["hypothesis only"] == baselines["majority label"], "train's only word is in none of these"
     assert baselines["blind baseline"] == pytest.approx(100 * counts["neutral"] / len(known), abs=1e-3)

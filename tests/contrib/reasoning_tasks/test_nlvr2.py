@@ -87,8 +87,8 @@ def test_scores_are_those_of_the_predictions(toy: Toy, tmp_path: Path) -> None:
     found = {score.metric: score for score in scored.scores}
     assert (found["accuracy"].value, found["accuracy"].n) == (pytest.approx(100 * 4 / 6), 6)
     assert found["consistency"].value == pytest.approx(100 / 3)  # the first of three labeled sentences
-    assert scored.baselines["accuracy"]["majority label"] == pytest.approx(100 * 4 / 6, abs=1e-3)
-    assert scored.baselines["accuracy"]["blind baseline"] == pytest.approx(100 * 4 / 6, abs=1e-3)
+    assert scored.baseline_values("accuracy")["majority label"] == pytest.approx(100 * 4 / 6, abs=1e-3)
+    assert scored.baseline_values("accuracy")["blind baseline"] == pytest.approx(100 * 4 / 6, abs=1e-3)
     assert found["gain over blind baseline"].value == pytest.approx(0)
     assert task_model.slices(samples[2]) == ["label=false"] and task_model.slices(samples[7]) == []
 

@@ -1,10 +1,10 @@
 """`vlp replay`: compute a bundle's figures again: from its items, from the weights, or from the data by training.
 
-| level   | computes again                       | needs                                                              |
-|---------|--------------------------------------|--------------------------------------------------------------------|
-| score   | values and intervals, from the items | the bundle alone                                                   |
-| predict | predictions and scores               | the project with its data and the run's weights                    |
-| train   | everything, in a copy of the project | the project's plugins, and what params.yaml names: data, vocabulary |
+| level   | computes again                             | needs                                                      |
+|---------|--------------------------------------------|------------------------------------------------------------|
+| score   | scores of all items and of the unseen ones | the bundle alone                                           |
+| predict | predictions and scores                     | the project with its data and the run's weights            |
+| train   | everything, in a copy of the project       | the project's plugins, and the data that params.yaml names |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from vlp_models.contrib.bundles.run_bundle import ITEMS, PARAMS, SCORES, RunBund
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import EXTRA, ItemScores
+from vlp_models.metrics.unseen import score_unseen
 from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.dvc.external import (
     check_files,
@@ -43,7 +44,7 @@ from vlp_models.tasks.judging import main_metric, own_statistic
 from vlp_models.tasks.scoring import read_item_scores
 
 Level = Literal["score", "predict", "train"]
-ROUNDING = 5e-5  # scores.json has four decimals
+ROUNDING = 1.1e-4  # scores.json has four decimals, of which two computations may round the last one differently
 COMPARED = ("value", "low", "high", "n", "baselines", "leakage")  # of a score that was computed again
 SHOWN = 5
 
@@ -114,6 +115,10 @@ def score(bundle: RunBundle) -> list[Finding]:
             count += number is not None
             if not _equal(record[name], number):
                 wrong.append(f"{where}: {name} {record[name]}, from its items {number}")
+        for name, stated, number in _baselines(bundle, scores, record):
+            count += 1
+            if not _equal(stated, number):
+                wrong.append(f"{where}: {name} {stated}, from the items {number}")
         name = scores.metric if statistic else f"{scores.metric}, by its statistic {scores.statistic!r}"
         checked.setdefault(f"{scores.dataset} {scores.split}", []).append(name)
     # The other scores have no items; a headline score without them could be any number.
@@ -131,6 +136,22 @@ def score(bundle: RunBundle) -> list[Finding]:
         text = f"{len(records)} scores have no items, such as {names}; --level predict computes them"
         findings.append(Finding(subject="other scores", equal=None, text=text))
     return findings
+
+
+def _baselines(bundle: RunBundle, scores: ItemScores, record: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what is stated of a score's baselines and of its unseen items: name, stated, computed from the items."""
+    evidence = scores.evidence()
+    for name, parts_NK in scores.baselines.items():
+        value = float(evidence.statistic(parts_NK.sum(axis=0, keepdims=True))[0])
+        yield f"baseline {name}", record["baselines"].get(name), value
+    leakage = record.get("leakage") or {}
+    subsets = [leakage[name] for name in ("without_images", "without_both") if leakage.get(name)]
+    # Bundles that were packed earlier do not say which items are seen.
+    if any("baselines" in subset for subset in subsets):
+        names = dict.fromkeys(name for subset in subsets for name in subset["baselines"])
+        constants = {name: record["baselines"][name] for name in names if name not in scores.baselines}
+        resampling = {"resamples": bundle.manifest["bootstrap"], "seed": record["seed"]}
+        yield "leakage", leakage, score_unseen(scores, constants, **resampling)
 
 
 def _bundle_items(bundle: RunBundle) -> list[ItemScores]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views.hypotheses import ENTAILMENT
-from vlp_models.metrics.score import Score
+from vlp_models.metrics.score import Evidence, Score, mean_percent
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.protocols import Fuses
 from vlp_models.objectives.loss import Loss, cross_entropy
@@ -136,11 +137,8 @@ class Entailment(TaskModel):
         if labeled and "prediction_blind" in labeled[0][0]:
             baseline_scores[BLIND] = score_predicted([p["prediction_blind"] for p, _ in labeled])
             scores += blind_baseline(scores[0], baseline_scores[BLIND][0])
-        baselines = baselines_by_metric(baseline_scores)
-        annotators = _annotator_agreement([sample for _, sample in labeled])
-        if annotators is not None:
-            baselines.setdefault("accuracy", {})["one annotator"] = annotators
-        return TaskScores(scores=scores, baselines=baselines)
+        baseline_scores["one annotator"] = [_annotator_agreement([sample for _, sample in labeled])]
+        return TaskScores(scores=scores, baselines=baselines_by_metric(baseline_scores))
 
     def write_official(
         self, predictions: Sequence[Prediction], context: EvalContext, split: str, directory: Path
@@ -152,16 +150,24 @@ class Entailment(TaskModel):
         return path
 
 
-def _annotator_agreement(samples: Sequence[Sample]) -> float | None:
-    """Return the individual annotators' agreement with the gold label, in percent.
+def _annotator_agreement(samples: Sequence[Sample]) -> Score:
+    """Return the individual annotators' agreement with the gold label; without a value if none was recorded.
 
     Only hypotheses with three or more annotations count.
     """
-    agreeing, total = 0, 0
+    counts = []
     for sample in samples:
-        labels = sample["annotator_labels"]
         # Fewer annotations have no majority that one of them could miss.
-        if len(labels) > 2:
-            agreeing += sum(label == sample["gold_label"] for label in labels)
-            total += len(labels)
-    return round(100 * agreeing / total, 4) if total else None
+        labels = sample["annotator_labels"] if len(sample["annotator_labels"]) > 2 else ()
+        counts.append((sum(label == sample["gold_label"] for label in labels), len(labels)))
+    # (N, 2): annotators who agree, and all of them.
+    parts = np.array(counts, dtype=np.float64).reshape(-1, 2)
+    total = parts.sum(axis=0, keepdims=True)
+    value = float(mean_percent(total)[0]) if total[0, 1] else None
+    evidence = Evidence(
+        groups=[sample.image_id for sample in samples],
+        parts_NK=parts,
+        statistic=mean_percent,
+        items=[sample.sample_id for sample in samples],
+    )
+    return Score(metric="accuracy", value=value, n=len(samples), evidence=evidence)

@@ -12,7 +12,7 @@ other (UNITER, Chen et al. 2020, "triplet"); it needs a model with `images_per_t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,12 +111,11 @@ class StatementTask(TaskModel):
 
         scores = score_nlvr(judgments("prediction"))
         baselines = {}
-        labeled = [(sample["group"], sample["label"]) for sample in samples if sample["label"] is not None]
+        truth = judgments("prediction")
         # The same answer for every statement: what a model that learned nothing else achieves.
-        if labeled:
-            majority = majority_label(label for _, label in labeled)
-            constant = [Judgment(group=group, label=label, prediction=majority) for group, label in labeled]
-            baselines[MAJORITY] = score_nlvr(constant)
+        if truth:
+            majority = majority_label(judgment.label for judgment in truth)
+            baselines[MAJORITY] = score_nlvr([replace(judgment, prediction=majority) for judgment in truth])
         if predictions and "prediction_blind" in predictions[0]:
             blind = score_nlvr(judgments("prediction_blind"))
             baselines[BLIND] = blind

@@ -41,6 +41,7 @@ from vlp_models.tasks.base import TaskModel, TaskOptions, init_head, require_tar
 from vlp_models.tasks.scoring import (
     BLIND,
     CHANCE,
+    Baselines,
     EvalContext,
     Prediction,
     TaskScores,
@@ -183,7 +184,7 @@ class VCR(TaskModel):
         """Return VCR's three accuracies. Baselines: chance, and the blind model."""
         context.progress("VCR accuracies")
         scores = score_vcr(_results(predictions, ""))
-        baselines = {metric: {CHANCE: value} for metric, value in VCR_CHANCE.items()}
+        baselines: Baselines = {metric: {CHANCE: value} for metric, value in VCR_CHANCE.items()}
         if predictions and "answer_blind" in predictions[0]:
             blind = score_vcr(_results(predictions, "_blind"))
             for metric, values in baselines_by_metric({BLIND: blind}).items():

@@ -23,9 +23,11 @@ from vlp_models.data.tables import SPLITS
 from vlp_models.evaluation.report import REPORT_SECTIONS, ReportContext
 from vlp_models.evaluation.report.records import (
     CURVES,
+    HUMAN,
     Record,
+    find_best_baseline,
     flatten,
-    format_without_leaked,
+    format_unseen,
     read_if_exists,
     reads_regions,
 )
@@ -39,7 +41,6 @@ from vlp_models.tasks import TASKS, task_class
 
 SMALL_HIDDEN = 512  # a smaller hidden size is reported in a warning
 HEADLINES = 3
-HUMAN = "human"  # a reference point, not a trivial baseline
 METRICS = {  # what a headline metric is, for readers from elsewhere
     "CIDEr": "agreement with the reference captions, rare words count more",
     "BLEU-4": "sequences of four words shared with the reference captions",
@@ -134,7 +135,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         validation=validation,
         quarantined=quarantined(workspace),
         repeated=(validation or {}).get("across_splits", {}).get("captions", {}),
-        leakage=leakage(records),
+        leakage=leakage(params, records),
         has_rules=(workspace.reports / "validation.html").exists(),
         detector=flatten(detector or {}),
         drift=read_if_exists(workspace.reports / "drift.json"),
@@ -239,14 +240,15 @@ def few_images(tables: Sequence[ResultTable], split: str) -> str:
     return f"{explain_few(min(counts), split)}." if counts else ""
 
 
-def leakage(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the headline scores with the scores without leaked items."""
+def leakage(params: Params, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the headline scores with the scores without seen items, each with the best baseline on the same items."""
     rows = []
     for record in records:
         leaked = record["leakage"]
         if record["headline"] and record["value"] is not None and leaked:
-            texts = {name: format_without_leaked(leaked[name]) for name in ("without_images", "without_both")}
-            rows.append({**record, **texts})
+            direction = metric_direction(params, record["task"], record["metric"])
+            names = ("without_images", "without_both")
+            rows.append({**record, **{name: format_unseen(leaked[name], direction) for name in names}})
     return rows
 
 
@@ -372,6 +374,7 @@ def headlines(tables: Sequence[ResultTable], params: Params) -> list[dict[str, A
                     {
                         **best,
                         "title": f"{table.title} · {table.test_name}{variant}",
+                        "unseen_text": "; ".join(format_unseen(best["unseen"], "lower" if lower else "higher")),
                         "bars": [(name, value, max(0.0, 100 * value / longest), style) for name, value, style in bars],
                     }
                 )
@@ -419,9 +422,7 @@ def join_names(names: Sequence[str]) -> str:
 
 def _as_cells(row: VariantRow, direction: str) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
-    trivial = {name: value for name, value in row.baselines.items() if name != HUMAN}
-    best = (min if direction == "lower" else max)(trivial.items(), key=lambda item: item[1], default=None)
-    cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": best}
+    cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": find_best_baseline(vars(row), direction)}
     if not row.metric.startswith("gain"):
         # At least 100, so that the bars of a table are on one scale; CIDEr may exceed it.
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())

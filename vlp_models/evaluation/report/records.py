@@ -16,6 +16,7 @@ from vlp_models.evaluation.report.variants import COSTS, Record, label_variants
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS, task_class
 
+HUMAN = "human"  # a reference point, not a trivial baseline
 CURVES = {  # column of a curve -> what it is
     "loss": "total",
     "mlm": "masked words",
@@ -152,9 +153,26 @@ def read_if_exists(path: Path, missing: list[str] | None = None) -> Any:
     return None
 
 
-def format_without_leaked(figure: Record | None) -> str:
-    """Format a score without leaked items: value, interval and number of remaining items."""
+def find_best_baseline(record: Record, direction: str) -> tuple[str, float] | None:
+    """Return the name and value of the best baseline of a record, or of its unseen items; what people score is none."""
+    # The baselines of unseen items have an interval and a gain as well.
+    values = {name: b["value"] if isinstance(b, dict) else b for name, b in record.get("baselines", {}).items()}
+    values.pop(HUMAN, None)
+    best = min if direction == "lower" else max
+    return best(values.items(), key=lambda item: item[1], default=None)
+
+
+def format_unseen(figure: Record | None, direction: str) -> tuple[str, str]:
+    """Format a score on unseen items, with its interval and their number, and the best baseline on the same items."""
     if figure is None:
-        return "–"
-    ends = "" if figure["low"] is None else f" ({figure['low']:.1f} to {figure['high']:.1f})"
-    return f"{figure['value']:.1f}{ends}, {figure['n']:,} items"
+        return "–", ""
+    text, baseline = f"{_with_interval(figure, '.1f')}, {figure['n']:,} items", find_best_baseline(figure, direction)
+    if baseline is None:
+        return text, ""
+    name, value = baseline
+    return text, f"{name} {value:.1f}, gain {_with_interval(figure['baselines'][name]['gain'], '+.1f')}"
+
+
+def _with_interval(figure: Record, form: str) -> str:
+    ends = "" if figure["low"] is None else f" ({figure['low']:{form}} to {figure['high']:{form}})"
+    return f"{figure['value']:{form}}{ends}"

@@ -97,6 +97,7 @@ class VariantRow:
     baselines, costs  means over the seeds
     control    a text-only control, trained with blank images
     few        number of test items, if they are too few for an interval
+    unseen     the score on the unseen items with its baselines there; None with several seeds
     """
 
     metric: str
@@ -111,6 +112,7 @@ class VariantRow:
     baselines: dict[str, float]
     n: int
     few: int | None
+    unseen: Record | None
     costs: dict[str, float | None]
 
     @property
@@ -148,6 +150,7 @@ def _row(metric: str, variant: str, records: Sequence[Record]) -> VariantRow:
         baselines={name: statistics.fmean(r["baselines"][name] for r in records) for name in sorted(shared)},
         n=records[0]["n"],
         few=count_in_note(records[0]["note"]),
+        unseen=None if several else (records[0]["leakage"] or {}).get("without_both"),
         costs={name: _mean([record[name] for record in records]) for name in COSTS},
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,12 +22,13 @@ from vlp_models.common.workspace import SEARCH, Workspace, record_timing, requir
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
-from vlp_models.evaluation.contamination import LeakedItems, read_training_data, score_without_leaked
+from vlp_models.evaluation.contamination import read_training_data
 from vlp_models.evaluation.test_set import hash_shards, hash_test_set, slices_of
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, interval
 from vlp_models.metrics.caption import SharedMeteor
 from vlp_models.metrics.extra import load_metric, score_by
 from vlp_models.metrics.score import EXTRA, ItemScores, Score, item_scores, write_items
+from vlp_models.metrics.unseen import score_unseen
 from vlp_models.params import EvaluateParams, Params, to_plain
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ class _Scorer:
             )
             self._model.write_official(rows, context, split, directory)
             scored = self._add_plugin_metrics(self._model.score(rows, samples, context), rows, samples)
-        self.items += self._score_items(scored, source, split, samples)
+        seen = self._training_data.find_seen(samples) if self._training_data else None
+        items = self._score_items(scored, source, split, samples, seen or {})
+        self.items += items.values()
         facts = {
             **self.facts,
             "dataset": source,
@@ -224,8 +227,10 @@ class _Scorer:
             "seconds": seconds,
             "peak_memory_mb": round(peak_host_memory_mb(), 1),
         }
-        leaked = self._training_data.find_leaked(samples) if self._training_data else None
-        self.records += [self._make_record(score, scored, facts, leaked) for score in scored.scores]
+        for score in scored.scores:
+            # Without the training data it is unknown which items are seen.
+            score_items = items.get(score.metric) if seen is not None else None
+            self.records.append(self._make_record(score, scored, facts, score_items))
 
     def _add_plugin_metrics(self, scored: TaskScores, rows: list[dict[str, Any]], samples: list[Sample]) -> TaskScores:
         """Add the scores of plugins' metrics, also of the blind baseline if there is one."""
@@ -250,13 +255,21 @@ class _Scorer:
         return replace(scored, scores=[*scored.scores, *extra], baselines=baselines)
 
     def _make_record(
-        self, score: Score, scored: TaskScores, facts: dict[str, Any], leaked: LeakedItems | None
+        self, score: Score, scored: TaskScores, facts: dict[str, Any], items: ItemScores | None
     ) -> dict[str, Any]:
-        """Return a score with its 95% interval, baselines, notes, and its value without the leaked items."""
+        """Return a score with its 95% interval, baselines and notes, and all of it again on the unseen items.
+
+        Args:
+            items: the score per item; None: not kept, or it is unknown which items are seen.
+        """
         resampling = {"resamples": self._settings.bootstrap, "seed": facts["seed"]}
         # 95% interval by bootstrap over the test's images; None if they are too few
         ends = interval(score.evidence, **resampling)
         bounds = {"low": round(ends[0], 4), "high": round(ends[1], 4)} if ends else {"low": None, "high": None}
+        baselines = scored.baseline_values(score.metric)
+        # Baselines without values per item, such as chance.
+        kinds = scored.baselines.get(score.metric, {})
+        constants = {name: value for name, value in baselines.items() if not isinstance(kinds[name], Score)}
         notes = [score.note] if score.note else []
         if score.value is not None and score.evidence is not None:
             count = len(set(score.evidence.groups))
@@ -267,15 +280,17 @@ class _Scorer:
             "metric": score.metric,
             "value": None if score.value is None else round(score.value, 4),
             **bounds,
-            "baselines": scored.baselines.get(score.metric, {}),
+            "baselines": baselines,
             "n": score.n,
             "note": "; ".join(notes),
-            "leakage": None if leaked is None else score_without_leaked(score, leaked, bounds, **resampling),
+            "leakage": None if items is None else score_unseen(items, constants, **resampling),
             **({EXTRA: True} if score.metric in self._settings.metrics else {}),
         }
 
-    def _score_items(self, scored: TaskScores, source: str, split: str, samples: list[Sample]) -> list[ItemScores]:
-        """Return scores per item, for the metrics that have them."""
+    def _score_items(
+        self, scored: TaskScores, source: str, split: str, samples: list[Sample], seen: Mapping[str, list[str]]
+    ) -> dict[str, ItemScores]:
+        """Return scores per item with those of their baselines, for the metrics that have them."""
         model, validated = self._model, self._workspace.validated
         # what identifies the test: scores are compared on equal tests only
         test = hash_test_set(samples, VIEWS[model.prediction_view], validated)
@@ -284,7 +299,7 @@ class _Scorer:
         statistics = {**model.statistics}
         for name in self._settings.metrics:
             statistics |= load_metric(name).statistics
-        items = []
+        items = {}
         for score in scored.scores:
             scores = item_scores(
                 score,
@@ -294,9 +309,11 @@ class _Scorer:
                 slices=slices,
                 decoding=model.search,
                 statistics=statistics,
+                seen=seen,
+                baselines=scored.baselines.get(score.metric, {}),
             )
             if scores is not None:
-                items.append(scores)
+                items[score.metric] = scores
         return items
 
 
