@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from report_workspace import Page, record, rendered
+from markupsafe import escape
+from report_workspace import HOSTILE, Page, record, rendered
 
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.workspace import Workspace
@@ -37,6 +39,10 @@ def test_page_is_complete_self_contained_and_escaped(
     assert not re.search(r"https?://", text)
     for part in ("CIDEr", "120.5", "110.0 to 130.0", "java not found", "Synthetic data", "Tiny model", "Data quality"):
         assert part in text
+    # The leakage and its section: the score and the best baseline of the same items.
+    for part in ("No image is seen.", "1 of 3", "99.5 (90.0 to 105.0), 2 items", f"{escape(HOSTILE)} 70.0"):
+        assert part in text, part
+    assert text.count("gain +29.5 (+20.0 to +40.0)") == 2, "in the headline and in the table"
     assert "<img src=x" not in text and "&lt;script&gt;" in text
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
 
@@ -134,7 +140,8 @@ def test_the_best_value_and_the_order_of_baselines_follow_the_metrics_direction(
         for variant, value in (("a", 7.0), ("b", 9.0)):
             names = {"metric": metric, "variant": variant, "model": "m", "runs": (variant,), "control": False}
             numbers = {"value": value, "low": None, "high": None, "deviation": None, "n": 3, "few": None, "costs": {}}
-            rows.append(_as_cells(VariantRow(**names, **numbers, baselines=baselines), direction))  # type: ignore[arg-type]
+            more: dict[str, Any] = {"baselines": baselines, "unseen": None}
+            rows.append(_as_cells(VariantRow(**names, **numbers, **more), direction))  # type: ignore[arg-type]
         assert rows[0]["best_baseline"] == (("blind baseline", 40.0) if lower else ("chance", 50.0))
         table = ResultTable(
             task="retrieval",

@@ -84,7 +84,12 @@ def workspace(tmp_path: Path) -> Workspace:
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         write_text(made.evaluation(task) / "predictions-test.jsonl", text)
     missing = record("captioning", "METEOR", None, note="not computed: java not found")
-    cider = record("captioning", "CIDEr", 120.5, low=110.0, high=130.0, baselines={HOSTILE: 85.0})
+    gain = {"value": 29.5, "low": 20.0, "high": 40.0}
+    there = {"human": {"value": 300.0, "gain": gain}, HOSTILE: {"value": 70.0, "gain": gain}}
+    unseen = {"value": 99.5, "low": 90.0, "high": 105.0, "n": 2, "baselines": there}
+    leakage = {"images": 0, "texts": 1, "without_images": None, "without_both": unseen}
+    scored = {"low": 110.0, "high": 130.0, "baselines": {HOSTILE: 85.0}, "leakage": leakage}
+    cider = record("captioning", "CIDEr", 120.5, **scored)
     write_json(made.evaluation("captioning") / "scores.json", [missing, cider])
     kinds = record("vqa", "accuracy (question type is)", 50.0)
     write_json(made.evaluation("vqa") / "scores.json", [record("vqa", "accuracy", 70.0), kinds])
