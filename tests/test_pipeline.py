@@ -44,7 +44,7 @@ def test_run_writes_results_report_and_metrics(built_project: Path, clone: Path)
     # These questions use few words: leakage is counted for each score, and shown in the report.
     leakage = next(record["leakage"] for record in summary if record["metric"] == "accuracy")
     assert leakage["images"] == 0 and leakage["texts"] > 0 and "without_both" in leakage
-    assert "No leaked images" in page and f">{leakage['texts']} of " in page
+    assert "No image is seen." in page and f">{leakage['texts']} of " in page
     assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert 'href="validation.html"' in page and (clone / "reports" / "validation.html").exists()
     assert "CIDEr" in run(clone, "dvc", "metrics", "show", "--json").stdout

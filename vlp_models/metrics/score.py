@@ -341,21 +341,25 @@ def read_items(
                 raise KeyError(f"unknown statistic {entry['statistic']}")
             numbers = rows[test_key]
             names = entry.pop("baselines", [])
-            # (N, B * K) -> (N, K) of each baseline
-            columns_of = np.split(np.stack([baselines[i] for i in numbers]), len(names), axis=1) if names else []
+            if not isinstance(names, list) or not all(map(is_line, names)):
+                raise ValueError("the name of a baseline is not a text of one line")
+            parts_NK = np.stack([parts[i] for i in numbers]).astype(np.float64)
+            # (N, B * K) -> (N, B, K), and below (N, K) of each baseline
+            rows_of_sides = [baselines[i] for i in numbers] if names else []
+            sides_NBK = np.array(rows_of_sides, np.float64).reshape(len(numbers), len(names), parts_NK.shape[1])
             scores.append(
                 ItemScores(
                     **entry,
-                    baselines={name: part.astype(np.float64) for name, part in zip(names, columns_of, strict=True)},
+                    baselines={name: sides_NBK[:, i] for i, name in enumerate(names)},
                     items=[columns["item"][i] for i in numbers],
                     groups=[columns["group"][i] for i in numbers],
-                    parts_NK=np.stack([parts[i] for i in numbers]).astype(np.float64),
+                    parts_NK=parts_NK,
                     slices=[slices[i] for i in numbers],
                     statistics=statistics,
                 )
             )
         return scores
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
         name = name or (str(file) if isinstance(file, Path) else "the content")
         raise DataError(f"{name}: not an items.parquet written by `write_items`: {error}") from None
 

@@ -3,6 +3,7 @@ and a forged score differs at level score."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -25,7 +26,9 @@ from vlp_models.contrib.bundles.replay import _compare_evaluations, score
 from vlp_models.contrib.bundles.run_bundle import ITEMS, LINEAGE, MANIFEST, PARAMS, SCORES, archive_bytes, open_bundle
 from vlp_models.errors import DataError
 from vlp_models.metrics import score as item_files
-from vlp_models.metrics.score import HEADER
+from vlp_models.metrics.score import HEADER, write_items
+from vlp_models.metrics.unseen import SEEN_TEXT, score_unseen
+from vlp_models.tasks.scoring import read_item_scores
 
 BUNDLE = Path(__file__).parents[3] / "docs" / "results" / "runs" / "tden-vqa.run.zip"
 Files = dict[str, bytes]
@@ -184,6 +187,53 @@ def test_forged_headline_score_differs(
     assert CliRunner().invoke(app, ["replay", str(path)]).exit_code == 1
 
 
+def with_unseen(files: Files) -> Files:
+    """Add a baseline, seen items and the scores without them to the accuracy, as an evaluation writes them."""
+    items, records, folder = read_item_scores(files[ITEMS]), json.loads(files[SCORES]), io.BytesIO()
+    for number, scores in enumerate(items):
+        slices = [[*names, *([SEEN_TEXT] if i < 300 else [])] for i, names in enumerate(scores.slices)]
+        constant = scores.parts_NK * [0.5, 1.0]
+        items[number] = dataclasses.replace(scores, slices=slices, baselines={"majority answer": constant})
+        for record in records:
+            if (record["split"], record["metric"]) == (scores.split, "accuracy"):
+                record["baselines"] = {"majority answer": record["value"] / 2, "chance": 7.0}
+                record["leakage"] = score_unseen(items[number], {"chance": 7.0}, resamples=1000, seed=record["seed"])
+    write_items(folder, items)  # type: ignore[arg-type]
+    return files | {ITEMS: folder.getvalue(), SCORES: json.dumps(records).encode()}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "baselines majority answer",
+        "leakage texts",
+        "leakage without_both value",
+        "leakage without_both low",
+        "leakage without_images baselines majority answer value",
+        "leakage without_both baselines majority answer gain low",
+        "leakage without_both baselines chance gain value",
+    ],
+)
+def test_forged_baseline_or_unseen_score_differs(path: str, tmp_path: Path) -> None:
+    manifest, files = contents()
+    files = with_unseen(files)
+    records = json.loads(files[SCORES])
+    keys = [name.replace("_answer", " answer") for name in path.replace("majority answer", "majority_answer").split()]
+    for record in records:
+        if record["metric"] == "accuracy" and record["split"] == "test" and keys:
+            *outer, last = keys
+            for key in outer:
+                record = record[key]
+            record[last] += 0.5
+    files |= {SCORES: json.dumps(records).encode()}
+    (finding, _) = score(open_bundle(write_bundle(tmp_path / "forged.zip", manifest, files)))
+    if keys:
+        assert finding.equal is False and f"accuracy on scenes test: {keys[0].split()[0]}"[:-1] in finding.text
+    else:
+        assert finding.equal, finding.text
+
+
 def test_replay_prints_the_checked_metrics_and_both_commits(tmp_path: Path) -> None:
     manifest, files = contents()
     lineage = json.loads(files[LINEAGE]) | {"git_commit": "b" * 40 + "+changes"}
@@ -236,13 +286,21 @@ def by_bleu(rows: Rows, header: Rows) -> None:
     header[0]["statistic"] = "BLEU-4"
 
 
+def hostile_baseline(rows: Rows, header: Rows) -> None:
+    header[0]["baselines"] = ["\x1b]0;owned\x07"]
+
+
+def baseline_without_parts(rows: Rows, header: Rows) -> None:
+    header[0]["baselines"] = ["majority answer"]
+
+
 def hostile_metric(rows: Rows, header: Rows) -> None:
     header.append(header[0] | {"metric": "\x1b]0;owned\x07"})
 
 
 @pytest.mark.parametrize(
     "change",
-    [without_rows, without_parts, unequal_parts, by_bleu, hostile_metric],
+    [without_rows, without_parts, unequal_parts, by_bleu, hostile_metric, hostile_baseline, baseline_without_parts],
     ids=lambda change: str(change.__name__),
 )
 def test_damaged_items_are_an_error_that_names_bundle_and_member(

@@ -108,17 +108,18 @@ def score(bundle: RunBundle) -> list[Finding]:
             value = float(evidence.statistic(evidence.parts_NK.sum(axis=0, keepdims=True))[0])
             # The same seed draws the same resamples, so the ends are equal up to rounding.
             ends = interval(evidence, resamples=bundle.manifest["bootstrap"], seed=record["seed"]) or (None, None)
-        except (ArithmeticError, IndexError, ValueError) as error:
+            others = list(_baselines(bundle, scores, record))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{bundle.path}: {ITEMS}: cannot compute {where}: {error}") from None
         for name, number in zip(("value", "low", "high"), (value, *ends), strict=True):
             # Ends are None where the set is too small for an interval.
             count += number is not None
             if not _equal(record[name], number):
                 wrong.append(f"{where}: {name} {record[name]}, from its items {number}")
-        for name, stated, number in _baselines(bundle, scores, record):
+        for name, stated, number in others:
             count += 1
             if not _equal(stated, number):
-                wrong.append(f"{where}: {name} {stated}, from the items {number}")
+                wrong.append(f"{where}: {name} {json.dumps(stated)}, from its items {json.dumps(number)}")
         name = scores.metric if statistic else f"{scores.metric}, by its statistic {scores.statistic!r}"
         checked.setdefault(f"{scores.dataset} {scores.split}", []).append(name)
     # The other scores have no items; a headline score without them could be any number.
