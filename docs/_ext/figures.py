@@ -20,15 +20,26 @@ block a row is a line, and cells are separated by tabs or two spaces:
     rows = ["tden", "xgpt"]
     columns = ["", "nll.mean .3f", "cider.mean .1f"]
 
+For what no file has, the text as it was recorded, one part of the page a line; source: the command and date, or why
+it is no measurement. `#` is a figure that another entry binds:
+
+    [[recorded]]
+    source = "make demo, 2026-11-27, two idle cores"
+    texts = '''
+    took 11 minutes on two cores
+    '''
+
     $row, $2          what `rows` lists, without it the row's first cell; the row's second cell. `-` skips a row
     a.b c.0           a key or an index; keys may contain dots and spaces. `.low` replaces the end of the one before
-    [key=value]       the entries of a list with this value; a further key is then that of each of them
-    .mean             of a list: mean, median, min, max or sd (standard deviation)
+    [key=a|b]         the entries of a list with one of these values; a further key is then that of each of them
+    .mean             of a list: mean, median, min, max, sd (standard deviation) or count
     .1f +.3f ,.0f     format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
+    <.3f word         "< 0.001" for what is smaller; "five" for 5
     .1f/1e6 .2f*1000  divided or multiplied before
     _                 a number of a cell that the source does not have
 
-Only numbers change, and texts (a caption; a hash in backquotes). All other words, units and bold type remain.
+Only figures change: numbers, counts in words, verdicts (supported, tied, ...), and texts (a caption; a hash in
+backquotes). On the pages of COMPLETE, a figure outside of code that no entry binds is an error.
 """
 
 from __future__ import annotations
@@ -40,8 +51,10 @@ import re
 import statistics
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,23 +65,46 @@ from vlp_models.errors import DataError
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
 BINDINGS = Path("docs/_figures")
-ENTRIES = {"text": {"text", "figures"}, "table": {"below", "number", "source", "rows", "columns"}}
+NAMES = BINDINGS / "names.toml"
+COMPLETE = ("README.md", "docs/results/*.md")
+ENTRIES = {
+    "text": {"text", "figures"},
+    "table": {"below", "number", "source", "rows", "columns"},
+    "recorded": {"source", "texts"},
+}
 FENCE = re.compile(r"^\s*(```+)[^`]*$")
 HEADING = re.compile(r"^#+ +(.*?) *$")
 SOURCE = re.compile(r"^[\w.$-]+(?:\.json|\.run\.zip)(?= |$)")
-FORMAT = re.compile(r"^(?=[+,./*])(\+?,?(?:\.\d\d?)?[fs%]?)(?:([*/])(\d+(?:e\d)?))?$")
+FORMAT = re.compile(r"^(?=[+,./*<]|word$)(word|[+<]?,?(?:\.\d\d?)?[fs%]?)(?:([*/])(-?\d+(?:e\d)?))?$")
 FILTER = re.compile(r"^\[([^=\]]+)=([^\]]*)\]")
 DIGITS = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
-NUMBER = re.compile(rf"(?<![\w.,/-]){DIGITS}(?![\w])")
+NUMBER = re.compile(rf"(?:< )?(?<![\w.,/-]){DIGITS}(?![\w])")
+COUNTS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+# "one" is a count only before these
+COUNTED = "annotator core epoch GPU hour image model photo round run seed thread"
+SHARES = "half|(?<!the )third|thirds|quarters?|fifths?|sixth|tenths?|twelfth|(?<!at )once|twice"
+LARGE = "hundreds?|thousands?|millions?"
+VERDICTS = (
+    "too small to matter|may matter|matters|supported|reversed|inconclusive|tied|decided|better|worse|ahead|behind|"
+    "promote[sd]?|keeps?|refuses|accepts"
+)
+ONE = rf"one(?= (?:{COUNTED.replace(' ', '|')})s?\b)"
+WORDS = rf"\b(?:{'|'.join([*COUNTS[2:], ONE, SHARES, LARGE, VERDICTS])})\b(?!-)"
+# what a page states: a number that is not a part of a name (R@1, BLEU-4, float32), a count, a share or a verdict
+CLAIM = re.compile(
+    rf"(?<![\w@])(?<![A-Za-z]-)(?:(?:< )?[-+]?)\d+(?:[.,:]\d+)*|{WORDS}|(?<=\| )(?:yes|no)(?= \|)", re.IGNORECASE
+)
+CODE = re.compile(r"^ *```(?:bash|mermaid)\n.*?^ *```|`[^`\n]+`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
 LEAD = re.compile(r"^\s*(?:# )?(?:\.\.\. )?")  # of a comment in a console block
 UNSAFE = re.compile(r"[`|<>\[\]\\\x00-\x1f\x7f]")  # in a text: would be read as Markdown
-AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
+AGGREGATES: dict[str, Callable[[Iterable[Any]], float]] = {
     "mean": lambda numbers: statistics.mean(numbers),
     "median": lambda numbers: statistics.median(numbers),
     "min": min,
     "max": max,
     "sd": lambda numbers: statistics.stdev(numbers),
+    "count": lambda entries: len(list(entries)),
 }
 SHOWN = 20
 
@@ -165,13 +201,14 @@ def step(value: Any, path: str) -> tuple[Any, str]:
     if not isinstance(value, list):
         raise FigureError(f"no key {path!r} in the value {json.dumps(value)[:60]}")
     if match := FILTER.match(path):
-        entries = [entry for entry in value if isinstance(entry, Mapping) and str(entry.get(match[1])) == match[2]]
+        names = match[2].split("|")
+        entries = [entry for entry in value if isinstance(entry, Mapping) and str(entry.get(match[1])) in names]
         if not entries:
-            names = {str(entry.get(match[1])): None for entry in value if isinstance(entry, Mapping)}
-            raise FigureError(f"no entry with {match[1]}={match[2]!r}; there are {listed(names)}")
+            present = {str(entry.get(match[1])): None for entry in value if isinstance(entry, Mapping)}
+            raise FigureError(f"no entry with {match[1]}={match[2]!r}; there are {listed(present)}")
         return entries, path[match.end() :]
     part, _, rest = path.partition(".")
-    if part in AGGREGATES and value and all(isinstance(entry, int | float) for entry in value):
+    if part == "count" or (part in AGGREGATES and value and all(isinstance(entry, int | float) for entry in value)):
         return AGGREGATES[part](value), rest
     if re.fullmatch(r"-?\d{1,6}", part):
         if not -len(value) <= int(part) < len(value):
@@ -199,8 +236,15 @@ def show(value: Any, form: str) -> str:
     try:
         if operator:
             value = value * float(operand) if operator == "*" else value / float(operand)
-        shown = format(value, spec)
-    except (TypeError, ValueError, OverflowError) as error:
+        if spec == "word":
+            shown = COUNTS[value]
+        elif spec.startswith("<"):
+            shown = format(value, spec[1:])
+            if not float(shown) and value:
+                shown = f"< {shown[:-1]}1"
+        else:
+            shown = format(value, spec)
+    except (TypeError, ValueError, OverflowError, IndexError) as error:
         raise FigureError(f"{json.dumps(value)[:60]} in the format {form!r}: {error}") from None
     if isinstance(value, str) and (UNSAFE.search(shown) or not shown.strip()):
         raise FigureError(f"the text {shown[:60]!r} cannot be shown on a page")
@@ -293,7 +337,11 @@ def find_blocks(text: str) -> list[Block]:
 
 @dataclass
 class Page:
-    """A page while its figures are filled in. edits: start and end in the text, and the new figure."""
+    """A page while its figures are filled in.
+
+    edits: start and end in the text, and the new figure. bound: start and end of what the bindings have, words and all.
+    unbound: lines with claims that no binding has, on a page of COMPLETE.
+    """
 
     name: str
     text: str
@@ -301,35 +349,63 @@ class Page:
     figures: list[Figure] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     edits: list[tuple[int, int, str]] = field(default_factory=list)
+    bound: list[tuple[int, int]] = field(default_factory=list)
+    unbound: list[str] = field(default_factory=list)
 
-    def fill(self, bindings: Mapping[str, Any]) -> None:
-        """Fill in the figures of a file of bindings; note an error for each binding that does not fit."""
+    def fill(self, bindings: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
+        """Fill in the figures of a file of bindings; note an error for each binding that does not fit.
+
+        names: of docs/_figures/names.toml.
+        """
         for kind, entries in bindings.items():
             for entry in entries if isinstance(entries, list) else [entries]:
                 try:
                     if kind not in ENTRIES or not isinstance(entry, dict) or not entry.keys() <= ENTRIES[kind]:
-                        raise FigureError(f"[[{kind}]] with other keys than [[text]] and [[table]] have")
-                    self._fill_text(**entry) if kind == "text" else self._fill_table(**entry)
+                        raise FigureError(
+                            f"[[{kind}]] with other keys than {', '.join(map(str, ENTRIES.get(kind, ENTRIES)))}"
+                        )
+                    getattr(self, f"_fill_{kind}")(**entry)
                 except (FigureError, TypeError) as error:
                     self.errors.append(f"{self.name}: {error}")
+        if any(Path(self.name).match(pattern) for pattern in COMPLETE):
+            self._find_unbound([name for group in names.values() for name in group])
         for start, end, new in sorted(self.edits, reverse=True):
             self.text = self.text[:start] + new + self.text[end:]
 
     def _fill_text(self, text: str, figures: str) -> None:
-        # any white space of the page matches a space, so that a paragraph may be wrapped again
-        parts = [re.escape(re.sub(r"\s+", " ", part)).replace("\\ ", r"\s+") for part in text.split("#")]
-        pattern = parts[0]
-        for before, after in pairwise(parts):
-            quoted = before.endswith("`") and after.startswith("`")
-            pattern += (r"([^`\n]+)" if quoted else rf"(?<![\w.])({DIGITS})(?!\d)") + after
-        matches = list(re.finditer(pattern, self.text))
+        matches = list(phrase(text).finditer(self.text))
         if len(matches) != 1:
             raise FigureError(f"{text!r} occurs {len(matches)} times, not once")
         values = Keys(self.sources).values(figures)
-        if len(values) != len(parts) - 1:
-            raise FigureError(f"{len(values)} keys for {len(parts) - 1} figures in {text!r}")
+        if len(values) != text.count("#"):
+            raise FigureError(f"{len(values)} keys for {text.count('#')} figures in {text!r}")
+        self.bound.append(matches[0].span())
         for index, value in enumerate(values, 1):
             self._replace(*matches[0].span(index), value)
+
+    def _fill_recorded(self, source: str, texts: str) -> None:
+        for text, count in Counter(filter(None, map(str.strip, texts.splitlines()))).items():
+            matches = list(phrase(text).finditer(self.text))
+            if len(matches) != count:
+                self._compare_recorded(text, source, f"occurs {len(matches)} times, not {count}")
+            for match in matches:
+                figures = [match.span(index) for index in range(1, text.count("#") + 1)]
+                edges = [match.start(), *(edge for span in figures for edge in span), match.end()]
+                self.bound += zip(edges[::2], edges[1::2], strict=True)
+
+    def _compare_recorded(self, text: str, source: str, problem: str) -> None:
+        """Note which claim of a recorded text differs on the page, or that the text is not there."""
+        claims = [match[0] for match in re.finditer(rf"#|{CLAIM.pattern}", text, re.IGNORECASE)]
+        near = []
+        for match in phrase(CLAIM.sub("#", text)).finditer(self.text):
+            pairs = enumerate(zip(match.groups(), claims, strict=True), 1)
+            different = [index for index, (shown, claim) in pairs if claim not in ("#", shown)]
+            near += [(match, different)] if len(different) == 1 else []
+        if len(near) == 1:
+            match, (index,) = near[0]
+            self._replace(*match.span(index), Value(source, claims[index - 1], text=True))
+        else:
+            self.errors.append(f"{self.name}: {text!r} {problem} ({source})")
 
     def _fill_table(
         self, below: str, columns: Sequence[str], source: str = "", rows: Sequence[str] = (), number: int = 1
@@ -355,12 +431,17 @@ class Page:
                 raise FigureError(f"{below!r}: a row has {len(cells)} cells, not {len(columns)}: {line}")
             words = [cell.strip(" *`") for _, cell in cells]
             replacements = {"row": name or words[0], **{str(n): word for n, word in enumerate(words, 1)}}
-            for (start, cell), word, column in zip(cells, words, columns, strict=False):
+            used = {match for text in (source, *columns) for match in re.findall(r"\$(row|\d)", text)}
+            for number, ((start, cell), word, column) in enumerate(zip(cells, words, columns, strict=False), 1):
                 if column and word:
                     self._fill_cell(start, cell, keys.values(column, replacements))
+                if str(number) in used or (number == 1 and "row" in used and not rows):
+                    self.bound.append((start, start + len(cell)))  # another word would select nothing
 
     def _fill_cell(self, offset: int, cell: str, values: Sequence[Value | None]) -> None:
-        if any(value and value.text for value in values):
+        if any(value and re.fullmatch(VERDICTS, value.shown) for value in values):
+            spans = [match.span() for match in CLAIM.finditer(cell)]
+        elif any(value and value.text for value in values):
             spans = [match.span(1) for match in SPAN.finditer(cell)]
             if not spans and (lead := LEAD.match(cell)):
                 spans = [(lead.end(), len(cell.rstrip()))]  # the whole cell
@@ -374,28 +455,77 @@ class Page:
     def _replace(self, start: int, end: int, value: Value | None) -> None:
         if value is None:
             return
-        edit = (start, end, value.shown)
+        self.bound.append((start, end))
+        old = self.text[start:end]
+        new = value.shown.capitalize() if value.shown in COUNTS and old[:1].isupper() else value.shown
+        edit = (start, end, new)
         if any(start < other[1] and other[0] < end and other != edit for other in self.edits):
-            raise FigureError(f"{self.text[start:end]!r} is bound to {value.key} and to another key")
+            raise FigureError(f"{old!r} is bound to {value.key} and to another key")
         if edit not in self.edits:
             self.edits.append(edit)
         location = f"{self.name}:{self.text.count(chr(10), 0, start) + 1}"
-        self.figures.append(Figure(location, value.key, self.text[start:end], value.shown))
+        self.figures.append(Figure(location, value.key, old, new))
+
+    def _find_unbound(self, names: Iterable[str]) -> None:
+        """Note the lines with claims that no binding has. names: phrases that claim nothing."""
+        unclaimed = [CODE, *(phrase(name) for name in names)]
+        bound = [*self.bound, *(match.span() for pattern in unclaimed for match in pattern.finditer(self.text))]
+        lines: dict[int, list[str]] = {}
+        for match in CLAIM.finditer(self.text):
+            if not any(start <= match.start() < end for start, end in bound):
+                lines.setdefault(self.text.count("\n", 0, match.start()) + 1, []).append(match[0])
+        bindings = bindings_of(self.name)
+        self.unbound = [
+            f"{self.name}:{n}: no entry of {bindings} has {', '.join(claims)}" for n, claims in lines.items()
+        ]
 
 
-def fill(bindings: Path, root: Path, sources: Sources) -> tuple[Path, Page]:
-    """Return the page of a file of bindings with its figures filled in. The page is not written."""
-    relative = bindings.relative_to(root / BINDINGS).with_suffix(".md")
-    path = root / relative if str(relative) == "README.md" else root / "docs" / relative
-    page = Page(str(path.relative_to(root)), path.read_text(encoding="utf-8") if path.exists() else "", sources)
+@cache
+def phrase(text: str) -> re.Pattern[str]:
+    """Return a pattern of a part of a page, with a group for each `#`."""
+    # any white space of the page matches a space, so that a paragraph may be wrapped again
+    parts = [re.escape(re.sub(r"\s+", " ", part)).replace("\\ ", r"\s+") for part in text.split("#")]
+    pattern = parts[0]
+    for before, after in pairwise(parts):
+        quoted = before.endswith("`") and after.startswith("`")
+        pattern += (r"([^`\n]+)" if quoted else rf"(?<![\w.])((?:< )?{DIGITS}|(?i:{WORDS}))(?!\d)") + after
+    return re.compile(pattern)
+
+
+def bindings_of(name: str) -> Path:
+    return (BINDINGS / name.removeprefix("docs/")).with_suffix(".toml")
+
+
+def page_names(root: Path) -> list[str]:
+    """Return README.md and the pages of docs that are complete or have bindings."""
+    names = {str(path.relative_to(root)) for pattern in COMPLETE for path in root.glob(pattern)}
+    for path in set((root / BINDINGS).rglob("*.toml")) - {root / NAMES}:
+        name = str(path.relative_to(root / BINDINGS).with_suffix(".md"))
+        names.add(name if name == "README.md" else f"docs/{name}")
+    return sorted(names)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def fill(name: str, root: Path, sources: Sources) -> Page:
+    """Return a page with its figures filled in. It is not written."""
+    path, bindings = root / name, root / bindings_of(name)
+    page = Page(name, path.read_text(encoding="utf-8") if path.exists() else "", sources)
     if not path.exists():
         page.errors.append(f"{bindings}: no page {path}")
-        return path, page
+        return page
     try:
-        page.fill(tomllib.loads(bindings.read_text(encoding="utf-8")))
+        page.fill(read_toml(bindings), read_toml(root / NAMES))
     except tomllib.TOMLDecodeError as error:
         page.errors.append(f"{bindings}: {error}")
-    return path, page
+    return page
+
+
+def faults(page: Page) -> list[str]:
+    """Return what the check has to say about a page."""
+    return [*page.errors, *(str(figure) for figure in page.figures if figure.old != figure.new), *page.unbound]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -405,22 +535,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="of README.md and docs; default: this repository")
     options = parser.parse_args(arguments)
     sources = Sources([*options.sources, *FOLDERS])
-    pages = [fill(path, options.root, sources) for path in sorted((options.root / BINDINGS).rglob("*.toml"))]
-    figures = [figure for _, page in pages for figure in page.figures]
-    different = [figure for figure in figures if figure.old != figure.new]
-    errors = [error for _, page in pages for error in page.errors]
-    if not options.check and not errors:
-        for path, page in pages:
-            if any(figure.old != figure.new for figure in page.figures):
-                path.write_text(page.text, encoding="utf-8")
-    for line in [*errors, *map(str, different)]:
+    pages = [fill(name, options.root, sources) for name in page_names(options.root)]
+    figures = [figure for page in pages for figure in page.figures]
+    different = sum(figure.old != figure.new for figure in figures)
+    errors = sum(len(page.errors) for page in pages)
+    unbound = sum(len(page.unbound) for page in pages)
+    for line in [line for page in pages for line in faults(page)]:
         print(line)
-    print(f"{len(figures)} figures on {len(pages)} pages, {len(different)} differ from their sources")
+    print(
+        f"{len(figures)} figures on {len(pages)} pages, {different} differ from their sources; {unbound} lines without"
+    )
     if errors:
-        print(f"{len(errors)} errors; no page was written")
+        print(f"{errors} errors; no page was written")
+    elif different and options.check:
+        print("python docs/_ext/figures.py writes them")
     elif different:
-        print("python docs/_ext/figures.py writes them" if options.check else "written")
-    return int(bool(errors) or (options.check and bool(different)))
+        for page in pages:
+            (options.root / page.name).write_text(page.text, encoding="utf-8")
+        print("written")
+    return int(bool(errors or unbound) or (options.check and bool(different)))
 
 
 if __name__ == "__main__":

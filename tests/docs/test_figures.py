@@ -71,6 +71,8 @@ def fill(tmp_path: Path) -> Callable[..., int]:
 
 def copy_pages(root: Path, *names: str) -> list[Path]:
     """Copy pages and their bindings to another root."""
+    (root / figures.NAMES).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / figures.NAMES, root / figures.NAMES)
     for name in names:
         for source in (name, figures.BINDINGS / Path(name.removeprefix("docs/")).with_suffix(".toml")):
             (root / source).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ def copy_pages(root: Path, *names: str) -> list[Path]:
 
 def test_figures_are_those_of_their_sources() -> None:
     sources = figures.Sources()
-    pages = [figures.fill(path, ROOT, sources)[1] for path in (ROOT / figures.BINDINGS).rglob("*.toml")]
+    pages = [figures.fill(name, ROOT, sources) for name in figures.page_names(ROOT)]
     assert not [error for page in pages for error in page.errors]
     assert not [str(figure) for page in pages for figure in page.figures if figure.old != figure.new]
     counts = {page.name: len(page.figures) for page in pages}
@@ -186,6 +188,80 @@ def test_text_may_be_wrapped_and_keeps_its_other_numbers(
     )
     assert fill({"a": 7, "b": 8, "c": "cd"}) == 0
     assert path.read_text(encoding="utf-8") == "On 3 photos, CIDEr is\n7.0 (-1 to 8), hash `cd`.\n"
+
+
+VERDICTS = """# Claims
+All five arms, over Three seeds:
+
+| claim | p | verdict |
+|---|---|---|
+| 1 | 0.5 | **tied**; may matter |
+| 2 | < 0.001 | inconclusive; matters |
+"""
+VERDICT_BINDING = """[[text]]
+text = "All # arms, over # seeds"
+figures = "one.json claims[verdict=supported|reversed].count word; seeds word"
+
+[[table]]
+below = "Claims"
+source = "one.json claims[number=$row]"
+columns = ["", "p <.3f", "verdict; size"]
+"""
+
+
+def test_counts_verdicts_and_small_probabilities_are_filled_in(
+    page: Callable[[str, str], Path], fill: Callable[..., int]
+) -> None:
+    path = page(VERDICTS, VERDICT_BINDING)
+    claims = [
+        {"number": 1, "p": 1e-9, "verdict": "supported", "size": "too small to matter"},
+        {"number": 2, "p": 0.04, "verdict": "reversed", "size": "may matter"},
+    ]
+    assert fill({"claims": claims, "seeds": 12}) == 0
+    assert path.read_text(encoding="utf-8").splitlines()[1::2] == [
+        "All two arms, over Twelve seeds:",
+        "| claim | p | verdict |",
+        "| 1 | < 0.001 | **supported**; too small to matter |",
+    ]
+    assert "| 2 | 0.040 | reversed; may matter |" in path.read_text(encoding="utf-8")
+
+
+RECORDED = """[[recorded]]
+source = "make demo, by hand"
+texts = '''
+took 11 minutes on two
+with # of 20 photos
+'''
+
+[[text]]
+text = "cores, with #"
+figures = "one.json photos"
+"""
+
+
+@pytest.mark.parametrize(
+    ("page_text", "message"),
+    [
+        ("It took 12 minutes on two cores, with 7 of 20 photos.", "README.md:1: 12 is 11 in make demo, by hand"),
+        ("It took 11 minutes on six cores, with 7 of 20 photos.", "README.md:1: six is two in make demo, by hand"),
+        (
+            "It took 11 minutes on two cores, with 7 of 20 photos on 3.",
+            "README.md:1: no entry of docs/_figures/README.toml has 3",
+        ),
+        ("It took 11 minutes on two\ncores, with 8 of 20 photos.", "README.md:2: 8 is 7 in one.json photos"),
+        ("It ran 11 minutes on two cores, with 7 of 20 photos.", "'took 11 minutes on two' occurs 0 times, not 1"),
+        ("It took 11 minutes on two cores, with 7 of 20 photos, on Python 3.11.", ""),
+    ],
+)
+def test_claim_of_a_complete_page_needs_a_source_or_a_record(
+    page_text: str, message: str, tmp_path: Path, fill: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / figures.BINDINGS).mkdir(parents=True)
+    (tmp_path / "README.md").write_text(page_text, encoding="utf-8")
+    (tmp_path / figures.BINDINGS / "README.toml").write_text(RECORDED, encoding="utf-8")
+    (tmp_path / figures.NAMES).write_text('versions = ["Python 3.11"]\n', encoding="utf-8")
+    assert fill({"photos": 7}, "--check") == int(bool(message))
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
