@@ -80,8 +80,9 @@ class Scenario:
     sign: float = 1.0
 
     @property
-    def is_unlike(self) -> bool:
-        return bool(self.gains) or self.arranged
+    def family(self) -> str:
+        """Return one of the three families of the head of this file."""
+        return "corpus" if self.corpus else "unlike" if self.gains else "alike"
 
     @property
     def groups(self) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gate
+import gate_decisions
 import gate_scenarios
 
 # Gains of equals, as skewed as real ones: a bootstrap with sign flips promotes in 6 to 15% of them.
@@ -85,8 +86,8 @@ def test_equals_have_no_gain_over_many_items(name: str) -> None:
 @pytest.mark.parametrize("name", SKEWED)
 def test_false_promotions_stay_within_the_error(name: str) -> None:
     """2,000 comparisons between equals of each; `make gate` has more of both."""
-    setup = gate.Setup(critical=0.0, middle=1.0, betters=[0.0], gains=[0.0], deviation=0.0)
-    counts = [gate.simulate(name, 11, "equal", batch, 500, 0.0, 0.0, setup, "") for batch in range(4)]
+    setup = gate_decisions.Setup(critical=0.0, middle=1.0, betters=[0.0], gains=[0.0], deviation=0.0)
+    counts = [gate_decisions.simulate(name, 11, "equal", batch, 500, 0.0, 0.0, setup, "") for batch in range(4)]
     percent = 100 * sum(count["promoted"]["gate, shown"] for count in counts) / 2000
     # 5.5, and two standard errors of 2,000 comparisons
     assert percent <= 5.5 + 200 * np.sqrt(0.05 * 0.95 / 2000), name
