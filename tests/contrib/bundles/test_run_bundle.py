@@ -157,6 +157,18 @@ def test_predictions_replay_in_the_project_with_its_weights_only(packed: RunBund
         weights.write_bytes(kept)
 
 
+def test_standalone_bundle_predicts_without_the_project(project: Workspace, tmp_path: Path) -> None:
+    run(project.root, "vlp", "pack", RUN, "--standalone", "--name", "tiny-vqa", "-o", str(tmp_path / "a.run.zip"))
+    assert open_bundle(tmp_path / "a.run.zip").name == "tiny-vqa"
+    done = run(tmp_path, "vlp", "replay", "a.run.zip", "--level", "predict", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal      predictions-test.jsonl: all" in done.stdout and "unchecked  the rest: baselines" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["a.run.zip"]
+    # In the project its own weights and data are used, so everything is compared.
+    done = run(project.root, "vlp", "replay", str(tmp_path / "a.run.zip"), "--level", "predict", check=False)
+    assert done.returncode == 0 and "intervals, items and baselines are equal" in done.stdout
+
+
 def test_without_predictions_their_scores_are_computed_again(packed: RunBundle, project: Workspace) -> None:
     run(project.root, "vlp", "pack", RUN, "--scores-only", "-o", "scores.run.zip")
     kept = {name for name in packed.files if not name.startswith("predictions-")}

@@ -21,7 +21,12 @@ class Level(StrEnum):
 def pack(
     run: Annotated[str, typer.Argument(help="An evaluated fine-tuning run, such as tden-vqa.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; default: RUN.run.zip.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; default: NAME.run.zip.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the bundle, such as scenes-tden-vqa; default: RUN's.", show_default=False),
     ] = None,
     key: Annotated[
         Path | None,
@@ -32,21 +37,33 @@ def pack(
     scores_only: Annotated[
         bool, typer.Option("--scores-only", help="Leave predictions out: those of retrieval contain the test captions.")
     ] = False,
+    standalone: Annotated[
+        bool,
+        typer.Option(
+            "--standalone",
+            help="Add rounded weights and the test data, texts included: level predict then needs the file alone.",
+        ),
+    ] = False,
 ) -> None:
     """Pack what a run's figures come from into one file: scores per item, predictions, lineage, hashes, environment.
 
     Anybody can check it with `vlp replay`. Example: `vlp pack tden-vqa`
     """
+    from vlp_models.params import load_params
+
+    if scores_only and standalone:
+        raise ParamsError("--standalone packs the test data, which --scores-only leaves out; choose one of them")
+    params = load_params()
+    choose_instructions(params.trainer.reproducible)  # before torch is loaded: --standalone predicts
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.bundles.pack import pack as write
     from vlp_models.contrib.bundles.run_bundle import SUFFIX, load_signer, sign
-    from vlp_models.params import load_params
 
-    params = load_params()
     if run not in params.finetune:
         raise ParamsError(f"no run `{run}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
     signer = None if key is None else load_signer(key)  # before a file is written
-    bundle = write(params, Workspace(), run, output or Path(f"{run}{SUFFIX}"), not scores_only)
+    path = output or Path(f"{name or run}{SUFFIX}")
+    bundle = write(params, Workspace(), run, path, name=name or run, predictions=not scores_only, standalone=standalone)
     print(f"{bundle.path}: {len(bundle.files)} files of {run}, id {bundle.id}")
     if signer is not None:
         print(f"{sign(bundle.path, signer)}: its signature")
@@ -58,7 +75,8 @@ def replay(
         Level,
         typer.Option(
             help="score: values and intervals from the scores per item, in seconds. predict: also predictions, with "
-            "this project's data and weights, in minutes. train: everything, in a copy of this project."
+            "this project's data and weights or those of a standalone bundle. train: everything, in a copy of this "
+            "project."
         ),
     ] = Level.score,
     public_key: Annotated[

@@ -6,13 +6,15 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from vlp_models.common.io import atomic_write, hash_file, to_json
+from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact_yaml, redacted
 from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace, require_output
-from vlp_models.contrib.bundles.replay import score
+from vlp_models.contrib.bundles.replay import predict_alone, score
 from vlp_models.contrib.bundles.run_bundle import (
     FORMAT,
     ITEMS,
@@ -30,16 +32,30 @@ from vlp_models.errors import DataError
 from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.lineage import lineage_files, lineage_record
 
+logger = get_logger(__name__)
 
-def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions: bool = True) -> RunBundle:
+
+def pack(
+    params: Params,
+    workspace: Workspace,
+    run: str,
+    path: Path,
+    *,
+    name: str = "",
+    predictions: bool = True,
+    standalone: bool = False,
+) -> RunBundle:
     """Write the bundle of an evaluated fine-tuning run.
 
     Args:
+        name: of the bundle, if the run's alone is ambiguous; empty: the run's.
         predictions: include them; those of some tasks contain the test set's texts.
+        standalone: include weights and test data, so that a replay predicts without the project.
 
     Raises:
         DataError: the run is not evaluated, or not with the present weights and params; weights are missing; a score
-            does not follow from its items; or the evaluation has more than `MAX_RESAMPLES`.
+            does not follow from its items; the evaluation has more than `MAX_RESAMPLES`; or rounded weights change a
+            prediction.
         ParamsError: params.yaml is invalid without its secrets.
     """
     if params.evaluate.bootstrap > MAX_RESAMPLES:
@@ -49,13 +65,14 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
     names = [SCORES, ITEMS, *sorted(file.name for file in evaluated.glob("predictions-*.jsonl") if predictions)]
     files = {name: (evaluated / name).read_bytes() for name in names}
     # Secrets of params.yaml (webhooks, passwords) never leave the project.
-    for name, text in lineage_files(workspace).items():
-        if name != "requirements.lock":  # long; its hash is in the lineage, and the commit has it
-            files[name] = redact_yaml(text).encode()
+    for file, text in lineage_files(workspace).items():
+        if file != "requirements.lock":  # long; its hash is in the lineage, and the commit has it
+            files[file] = redact_yaml(text).encode()
     lineage = redacted(lineage_record(params, workspace, run))
     files[LINEAGE] = to_json(lineage).encode()
     manifest = {
         "format": FORMAT,
+        "name": name or run,
         "run": run,
         "task": lineage["task"],
         "model": lineage["model"],
@@ -64,10 +81,12 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
         "environment": environment(params),
         "bootstrap": params.evaluate.bootstrap,
         "weights": hash_weights(params, workspace, run),
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
-    files[MANIFEST] = to_json(manifest).encode()
     bundle = RunBundle(path=path, manifest=manifest, files=files)
+    if standalone:
+        files |= _standalone_files(bundle, params, workspace)
+    manifest["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
+    files[MANIFEST] = to_json(manifest).encode()
     # What `vlp replay` would refuse, or find different, is not written.
     try:
         check_manifest(manifest, files)
@@ -82,6 +101,26 @@ def pack(params: Params, workspace: Workspace, run: str, path: Path, predictions
     with atomic_write(path) as temporary:
         temporary.write_bytes(archive_bytes(files))
     return bundle
+
+
+def _standalone_files(bundle: RunBundle, params: Params, workspace: Workspace) -> dict[str, bytes]:
+    """Return the members that make a bundle standalone, with weights of the fewest levels that change no prediction."""
+    from vlp_models.contrib.bundles.standalone import LEVELS, ROUNDED, pack_inputs, pack_weights
+
+    names = [name for name in bundle.files if name.startswith("predictions-")]
+    splits = [name.removeprefix("predictions-").removesuffix(".jsonl") for name in names]
+    inputs = pack_inputs(workspace, bundle.run, splits)
+    checkpoint = workspace.checkpoint(f"finetune/{bundle.run}")
+    wrong = []
+    for levels in LEVELS:
+        weights = {workspace.relative(checkpoint / ROUNDED): pack_weights(checkpoint, levels)}
+        candidate = replace(bundle, files={**bundle.files, **inputs, **weights})
+        findings = predict_alone(candidate, params, workspace)
+        wrong = [f"{finding.subject}: {finding.text}" for finding in findings if finding.equal is False]
+        logger.info("weights of %d levels: %s", levels, wrong[0] if wrong else "every prediction is equal")
+        if not wrong:
+            return inputs | weights
+    raise DataError(f"{bundle.path}: not written: with weights of {LEVELS[-1]} levels {wrong[0]}")
 
 
 def _check_recorded(params: Params, workspace: Workspace, run: str) -> None:

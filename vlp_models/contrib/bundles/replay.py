@@ -3,7 +3,7 @@
 | level   | computes again                             | needs                                                      |
 |---------|--------------------------------------------|------------------------------------------------------------|
 | score   | scores of all items and of the unseen ones | the bundle alone                                           |
-| predict | predictions and scores                     | the project with its data and the run's weights            |
+| predict | predictions and scores                     | the run's weights and data, in the project or the bundle   |
 | train   | everything, in a copy of the project       | the project's plugins, and the data that params.yaml names |
 """
 
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +45,8 @@ from vlp_models.tasks.scoring import read_item_scores
 
 Level = Literal["score", "predict", "train"]
 ROUNDING = 1.1e-4  # scores.json has four decimals, of which two computations may round the last one differently
-COMPARED = ("value", "low", "high", "n", "baselines", "leakage")  # of a score that was computed again
+COMPARED_ALONE = ("value", "low", "high", "n")  # of a score that was computed again, without training data
+COMPARED = (*COMPARED_ALONE, "baselines", "leakage")
 SHOWN = 5
 
 
@@ -164,9 +165,44 @@ def _records(scores: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[st
 
 
 def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
-    """Predict and score again with the project's weights and data."""
-    from vlp_models.evaluation.test_set import hash_shards
+    """Predict and score again with the project's weights and data, or with the bundle's if the project has others."""
     from vlp_models.pipeline.stages import evaluate
+
+    try:
+        _check_weights_and_data(bundle, workspace)
+    except DataError:
+        if not bundle.is_standalone:
+            raise
+        return [score(bundle)[0], *predict_alone(bundle, params, workspace)]
+    with scratch_directory(workspace.root / ".work" / "replay") as folder:
+        copy = Workspace(folder)
+        # Evaluate in a folder of links: the project's own reports stay as they are.
+        for name in ("data", "checkpoints", "plugins", "packages"):
+            if (workspace.root / name).exists():
+                (copy.root / name).symlink_to(workspace.root / name)
+        evaluate.run(params, copy, bundle.run)
+        return [score(bundle)[0], *_compare_evaluations(bundle, copy)]
+
+
+def predict_alone(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
+    """Predict and score again with the weights and the test data of a standalone bundle."""
+    from vlp_models.contrib.bundles.standalone import unpack
+    from vlp_models.pipeline.stages import evaluate
+
+    with scratch_directory(_folder_of_copies(workspace)) as folder:
+        copy = Workspace(folder)
+        unpack(bundle.files, copy, bundle.run)
+        evaluate.run(params, copy, bundle.run)
+        return _compare_evaluations(bundle, copy, alone=True)
+
+
+def _check_weights_and_data(bundle: RunBundle, workspace: Workspace) -> None:
+    """Check that a project has the weights and the data of a bundle.
+
+    Raises:
+        DataError: names what is missing or different, and how to get it.
+    """
+    from vlp_models.evaluation.test_set import hash_shards
 
     run, record = bundle.run, bundle.json(SCORES)[0]
     # Hashes are checked for the run's own weights; the checkpoints it started from need only exist.
@@ -182,14 +218,6 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
         raise DataError(
             f"data/shards is {digest}, the bundle's {record['data']}; `dvc pull` with the bundle's dvc.lock"
         )
-    with scratch_directory(workspace.root / ".work" / "replay") as folder:
-        copy = Workspace(folder)
-        # Evaluate in a folder of links: the project's own reports stay as they are.
-        for name in ("data", "checkpoints", "plugins", "packages"):
-            if (workspace.root / name).exists():
-                (copy.root / name).symlink_to(workspace.root / name)
-        evaluate.run(params, copy, run)
-        return [score(bundle)[0], *_compare_evaluations(bundle, copy)]
 
 
 def train(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
@@ -272,8 +300,13 @@ def _vlp(folder: Path, *words: str) -> None:
         raise DataError(f"`vlp {' '.join(words)}` failed in the copy of the project, with exit code {done.returncode}")
 
 
-def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Finding]:
-    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`)."""
+def _compare_evaluations(bundle: RunBundle, workspace: Workspace, *, alone: bool = False) -> list[Finding]:
+    """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`).
+
+    Args:
+        alone: it was with rounded weights and without training data, so probabilities are not compared, nor what needs
+            training data.
+    """
     folder, findings = workspace.evaluation(bundle.run), []
     written = {path.name for path in folder.glob("predictions-*.jsonl")}
     packed_names = {name for name in bundle.files if name.startswith("predictions-")}
@@ -285,31 +318,57 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace) -> list[Findin
         before = bundle.files.get(name, b"").decode().splitlines()
         after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
         # Lines that differ, and lines that only one of the two has.
-        differ = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+        pairs = zip(before, after, strict=False)
+        differ = sum(not _predictions_equal(a, b, alone) for a, b in pairs) + abs(len(before) - len(after))
         text = f"{differ:,} of {len(before):,} differ" if differ else f"all {len(before):,} are equal"
         findings.append(Finding(subject=name, equal=not differ, text=text))
-    wrong = [] if _items_equal(bundle, folder / "items.parquet") else [ITEMS]
-    packed = _records(bundle.json(SCORES))
     computed = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
+    packed = _records(bundle.json(SCORES))
+    # Without training data some scores cannot be computed, such as a gain over the captions of training images.
+    absent = sorted(packed.keys() - computed.keys()) if alone else []
+    packed = {key: record for key, record in packed.items() if key not in absent}
+    wrong = [] if _items_equal(bundle, folder / "items.parquet", absent) else [ITEMS]
     for key in {**packed, **computed}:
         where = f"{key[2]} on {key[0]} {key[1]}"
         if key not in packed or key not in computed:
             wrong.append(f"{where}: only {'in the bundle' if key in packed else 'now'}")
             continue
-        for name in COMPARED:
+        for name in COMPARED_ALONE if alone else COMPARED:
             old, new = packed[key].get(name), computed[key].get(name)
             if not _equal(old, new):
                 wrong.append(f"{where}: {name} {json.dumps(old)}, now {json.dumps(new)}")
-    text = f"all {len(packed)} scores with their intervals, items and baselines are equal"
-    return [*findings, Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text)]
+    compared = "intervals and items" if alone else "intervals, items and baselines"
+    text = f"all {len(packed)} scores with their {compared} are equal"
+    findings.append(Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text))
+    if alone:
+        names = "; ".join(
+            ["baselines", "leakage", "probabilities", *(f"{metric} ({split})" for _, split, metric in absent)]
+        )
+        text = f"{names}: they need the training data or the weights as they were; --level train computes them"
+        findings.append(Finding(subject="the rest", equal=None, text=text))
+    return findings
 
 
-def _items_equal(bundle: RunBundle, path: Path) -> bool:
-    """Return whether two items.parquet have the same items, with parts that are equal up to rounding."""
+def _predictions_equal(before: str, now: str, alone: bool) -> bool:
+    """Return whether two lines of predictions are equal. alone: except for probabilities."""
+    if before == now or not alone:
+        return before == now
+    from vlp_models.contrib.bundles.standalone import drop_probabilities
+
+    return bool(drop_probabilities(json.loads(before)) == drop_probabilities(json.loads(now)))
+
+
+def _items_equal(bundle: RunBundle, path: Path, left_out: Collection[tuple[str, str, str]]) -> bool:
+    """Return whether two items.parquet have the same items, with parts that are equal up to rounding.
+
+    Args:
+        left_out: dataset, split and metric of items that are not compared.
+    """
     packed, computed = (
         {(scores.dataset, scores.split, scores.metric): scores for scores in item_scores}
         for item_scores in (_bundle_items(bundle), read_item_scores(path))
     )
+    packed = {key: scores for key, scores in packed.items() if key not in left_out}
     if packed.keys() != computed.keys():
         return False
     for key, a in packed.items():

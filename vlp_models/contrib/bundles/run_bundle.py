@@ -6,6 +6,7 @@ A bundle is a zip archive of
     lineage.json                 commit, hashes of data and lock files, params, parents (pipeline/lineage.py)
     params.yaml, dvc.lock
     scores.json, items.parquet, predictions-<split>.jsonl    of the evaluated run
+    checkpoints/, data/          optional: weights and test data to predict with (standalone.py)
 
 The archive ends with the SHA-256 of all bytes before (as the zip format's comment), so no bit of it changes unnoticed.
 Its id is a hash of bundle.json: quote it next to a figure, for another bundle has matching hashes, too. A signature
@@ -38,8 +39,12 @@ from vlp_models.params.runs import NAME
 FORMAT = "vlp-run/1"
 MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS = "bundle.json", "lineage.json", "params.yaml", "scores.json", "items.parquet"
 REQUIRED = {MANIFEST, LINEAGE, PARAMS, SCORES, ITEMS}
-# dvc.lock, or predictions-SPLIT.jsonl where SPLIT has letters, digits, `_`, `.` and `-`: no path separator.
-OTHERS = re.compile(r"dvc\.lock|predictions-[\w.-]+\.jsonl")
+# dvc.lock, or predictions-SPLIT.jsonl where SPLIT has letters, digits, `_`, `.` and `-`: no path separator; and a
+# standalone bundle's files in three folders: no path leads out of them, and none is code or a pickle.
+OTHERS = re.compile(
+    r"dvc\.lock|predictions-[\w.-]+\.jsonl"
+    r"|(checkpoints/finetune/\w[\w.-]*|data/shards|data/validated)/\w[\w.-]*\.(json|jsonl|txt|parquet|safetensors|tar\.xz)"
+)
 SUFFIX = ".run.zip"
 MAX_BYTES = 1 << 30  # of the file, and unpacked
 MAX_RESAMPLES = 1_000_000  # of an interval, which a replay draws again
@@ -60,12 +65,22 @@ class RunBundle:
         return hashlib.sha256(self.files[MANIFEST]).hexdigest()[:16]
 
     @property
+    def name(self) -> str:
+        """Unlike the run's name, which presets share, it may be unique."""
+        return str(self.manifest.get("name", self.run))
+
+    @property
     def run(self) -> str:
         return str(self.manifest["run"])
 
     @property
     def task(self) -> str:
         return str(self.manifest["task"])
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether it has weights and test data to predict with."""
+        return any(name.startswith("checkpoints/") for name in self.files)
 
     def json(self, name: str) -> Any:
         return parse_json(self.files[name])
@@ -144,8 +159,10 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
     for name in ("run", "task", "model", "git_commit"):
         if not is_line(manifest.get(name)):
             raise ValueError(f"{MANIFEST}: {name} is not a text of one line")
-    if not NAME.fullmatch(manifest["run"]):
-        raise ValueError(f"{MANIFEST}: run is not a name: {manifest['run']!r}")
+    for name in ("run", "name"):
+        # Bundles of earlier releases have no name of their own.
+        if not NAME.fullmatch(str(manifest.get(name, manifest["run"]))):
+            raise ValueError(f"{MANIFEST}: {name} is not a name: {manifest[name]!r}")
     if not _is_count(manifest.get("bootstrap")) or manifest["bootstrap"] > MAX_RESAMPLES:
         raise ValueError(f"{MANIFEST}: bootstrap is not a number from 0 to {MAX_RESAMPLES:,}")
     for name in ("environment", "weights"):
