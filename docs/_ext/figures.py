@@ -86,7 +86,8 @@ SHARES = "half|(?<!the )third|thirds|quarters?|fifths?|sixth|tenths?|twelfth|(?<
 LARGE = "hundreds?|thousands?|millions?"
 VERDICTS = (
     "too small to matter|may matter|matters|supported|reversed|inconclusive|tied|decided|better|worse|ahead|behind|"
-    "promote[sd]?|keeps?|refuses|accepts"
+    "promote[sd]?|keeps?|refuses|accepts|beats?|lower|higher|(?:above|below)(?= the| those| \\d)|"
+    "no (?:measurable |visible )?(?:gain|overhead|difference)"
 )
 ONE = rf"one(?= (?:{COUNTED.replace(' ', '|')})s?\b)"
 WORDS = rf"\b(?:{'|'.join([*COUNTS[2:], ONE, SHARES, LARGE, VERDICTS])})\b(?!-)"

@@ -48,9 +48,13 @@ VERDICTS = [
     ["tied", "decided"],
     ["may matter", "matters", "too small to matter"],
     ["ahead", "behind"],
+    ["beats", "loses to"],
+    ["lower", "higher"],
+    ["no gain", "a gain"],
+    ["no measurable", "a measurable"],
 ]
 VERDICT_WORDS = "|".join(word for words in VERDICTS for word in words)
-VERDICT = re.compile(rf"(?<!vlp )\b(?:{VERDICT_WORDS})\b(?! from)|(?<=\| )(?:yes|no)(?= \|)")
+VERDICT = re.compile(rf"(?<!vlp )\b(?:{VERDICT_WORDS})\b(?! from| end)|(?<=\| )(?:yes|no)(?= \|)")
 
 
 @dataclass(frozen=True)
