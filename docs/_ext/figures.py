@@ -32,6 +32,7 @@ it is no measurement. `#` is a figure that another entry binds:
     $row, $2          what `rows` lists, without it the row's first cell; the row's second cell. `-` skips a row
     a.b c.0           a key or an index; keys may contain dots and spaces. `.low` replaces the end of the one before
     [key=a|b]         the entries of a list with one of these values; a further key is then that of each of them
+    repository.json   counts of the code: families, tasks, bundles
     .mean             of a list: mean, median, min, max, sd (standard deviation) or count
     .1f +.3f ,.0f     format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
     <.3f word         "< 0.001" for what is smaller; "five" for 5
@@ -61,6 +62,8 @@ from typing import Any
 
 from vlp_models.contrib.bundles.run_bundle import LINEAGE, SUFFIX, open_bundle, parse_json
 from vlp_models.errors import DataError
+from vlp_models.models import FAMILIES
+from vlp_models.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
@@ -148,6 +151,9 @@ class Sources:
 
     def open(self, name: str) -> Any:
         if name not in self.opened:
+            if name == "repository.json":
+                self.opened[name] = count_repository()
+                return self.opened[name]
             path = next((folder / name for folder in self.folders if (folder / name).is_file()), None)
             if path is None:
                 raise FigureError(f"no source {name} in {', '.join(str(folder) for folder in self.folders)}")
@@ -156,6 +162,11 @@ class Sources:
             except (DataError, ValueError, RecursionError) as error:
                 raise FigureError(f"{path}: {error}") from None
         return self.opened[name]
+
+
+def count_repository() -> dict[str, int]:
+    """Return what pages count of the code."""
+    return {"families": len(FAMILIES), "tasks": len(TASKS), "bundles": len(list(FOLDERS[0].glob(f"*{SUFFIX}")))}
 
 
 def bundle_document(path: Path) -> dict[str, Any]:
@@ -195,6 +206,8 @@ def step(value: Any, path: str) -> tuple[Any, str]:
     """Follow the first part of a path; return what it selects and the rest of the path."""
     if isinstance(value, Mapping):
         keys = [key for key in value if path == key or path.startswith((f"{key}.", f"{key}["))]
+        if not keys and path == "count":
+            return len(value), ""
         if not keys:
             raise FigureError(f"no key {path!r}; there are {listed(value)}")
         key = max(keys, key=len)
@@ -497,12 +510,16 @@ def bindings_of(name: str) -> Path:
     return (BINDINGS / name.removeprefix("docs/")).with_suffix(".toml")
 
 
+def name_of(bindings: Path, root: Path) -> str:
+    """Return the page of a file of bindings: a page of docs, or one next to README.md."""
+    name = str(bindings.relative_to(root / BINDINGS).with_suffix(".md"))
+    return name if (root / name).exists() else f"docs/{name}"
+
+
 def page_names(root: Path) -> list[str]:
     """Return README.md and the pages of docs that are complete or have bindings."""
     names = {str(path.relative_to(root)) for pattern in COMPLETE for path in root.glob(pattern)}
-    for path in set((root / BINDINGS).rglob("*.toml")) - {root / NAMES}:
-        name = str(path.relative_to(root / BINDINGS).with_suffix(".md"))
-        names.add(name if name == "README.md" else f"docs/{name}")
+    names |= {name_of(path, root) for path in set((root / BINDINGS).rglob("*.toml")) - {root / NAMES}}
     return sorted(names)
 
 
