@@ -103,7 +103,7 @@ def run_simulation(
         batches = finish(name, {"equal": 0.0, "better": setup.gains[1]})
         detectable = float(np.mean([record["detectable"] for record in batches["equal"]]))
         # A variant cannot be better than right on everything.
-        if SCENARIOS[name].is_one_decision and detectable <= setup.gains[-1]:
+        if SCENARIOS[name].is_one_decision and not SCENARIOS[name].is_limit and detectable <= setup.gains[-1]:
             batches |= finish(name, {"detectable": detectable})
         yield summarize(name, setup, batches)
 
@@ -143,7 +143,7 @@ def summarize(name: str, setup: Setup, batches: dict[str, list[dict[str, Any]]])
             for method in batches["equal"][0]["promoted"]
         },
     }
-    if scenario.is_one_decision:
+    if scenario.is_one_decision and not scenario.is_limit:
         result["interval"] = {
             f"gain_{run}": {
                 "covered": round(100 - (rate(run, "below") or 0) - (rate(run, "above") or 0), 2),

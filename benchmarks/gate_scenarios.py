@@ -56,6 +56,7 @@ class Scenario:
     corpus      metric and recorded models
     arranged    of `corpus`: the sides are arranged, not swapped
     sign        -1: the other variant's gains
+    is_limit    no test can keep its error here
     """
 
     about: str
@@ -78,10 +79,13 @@ class Scenario:
     corpus: str = ""
     arranged: bool = False
     sign: float = 1.0
+    is_limit: bool = False
 
     @property
     def family(self) -> str:
-        """Return one of the three families of the head of this file."""
+        """Return one of the three families of the head of this file, or `limit`."""
+        if self.is_limit:
+            return "limit"
         return "corpus" if self.corpus else "unlike" if self.gains else "alike"
 
     @property
@@ -140,13 +144,13 @@ _ALIKE = {
 }
 # Distribution of gains -> what it is, and the numbers of items: as it is, and with sides reversed.
 _UNLIKE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
-    "exponential": ("many small wins, few losses: 1 - exponential", (25, 50, 300, 2000), (50,)),
-    "lognormal": ("the same with a long tail: mean - lognormal", (50, 100, 300, 1000), (50,)),
+    "exponential": ("many small wins, few large losses: 1 - exponential", (25, 50, 300, 2000), (50,)),
+    "lognormal": ("many small wins, few very large losses: mean - lognormal", (50, 100, 300, 1000), (50,)),
     "rare": ("5% lose 0.95, the others win 0.05", (50, 300), (50,)),
     "rare ties": ("4% lose 1, 1.5% win 1, the others a little", (50, 300), (50,)),
     "size": ("of 1 to 20 items, larger ones lose", (20, 50, 100), (50,)),
-    "pareto sizes": ("of Pareto sizes", (30, 50, 100), ()),
-    "pareto losses": ("of Pareto sizes, larger ones lose", (50,), (50,)),
+    "pareto sizes": ("of Pareto sizes up to 100", (30, 50, 100), ()),
+    "pareto losses": ("of Pareto sizes up to 20, larger ones lose", (50,), (50,)),
     "pope_f1.csv": ("POPE-style F1 of two public models", (50,), (50, 100, 300)),
     "tden-captioning - unified-vlp-captioning:CIDEr": ("CIDEr per image, TDEN and Unified VLP on scenes", (50,), (50,)),
     "flickr8k-tden-captioning-scst - flickr8k-tden-captioning:CIDEr": (
@@ -164,7 +168,12 @@ _UNLIKE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "tden-retrieval - vlmo-retrieval:R@1 by image": ("of captions to retrieve, TDEN and VLMo on scenes", (50,), (50,)),
     "nlvr - nlvr_text_only:accuracy by image": ("of NLVR statements, with images and without", (50,), (50,)),
 }
-_CLUSTERED = ("size", "pareto sizes", "pareto losses")
+# What no test of these few items can see.
+_LIMITS = {
+    "pareto tail": ("of Pareto sizes up to 100, larger ones lose", (50, 300), ()),
+    "unseen": ("1 in 500 loses 50, the others win 0.1", (50, 300), ()),
+}
+_CLUSTERED = ("size", "pareto sizes", "pareto losses", "pareto tail")
 _CORPUS = {
     "BLEU-4 of flickr8k-tden-captioning-scst - flickr8k-tden-captioning": "captions of Flickr8k, BLEU-4",
     "METEOR of xgpt-captioning - unified-vlp-captioning": "captions of scenes, METEOR",
@@ -179,8 +188,9 @@ SCENARIOS = _ALIKE | {
         items=items,
         gains=kind,
         sign=sign,
+        is_limit=kind in _LIMITS,
     )
-    for kind, (about, forward, reverse) in _UNLIKE.items()
+    for kind, (about, forward, reverse) in (_UNLIKE | _LIMITS).items()
     for sign, sizes in ((1.0, forward), (-1.0, reverse))
     for items in sizes
 }
@@ -352,11 +362,14 @@ def _draw_gains(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> 
     elif kind == "size":  # larger clusters lose; the mean over items is zero
         size_BG = rng.integers(1, 21, shape).astype(np.float64)
         gain_BG = 0.1 * (41 / 3 - size_BG) + rng.normal(0, 0.5, shape)
-    elif kind in ("pareto sizes", "pareto losses"):
-        size_BG = np.ceil(np.minimum(rng.pareto(1.5, shape) + 1, 100))
+    elif kind == "unseen":
+        gain_BG = np.where(rng.random(shape) < 0.002, -49.9, 0.1)
+    elif kind in ("pareto sizes", "pareto losses", "pareto tail"):
+        largest = 20 if kind == "pareto losses" else 100
+        size_BG = np.ceil(np.minimum(rng.pareto(1.5, shape) + 1, largest))
         gain_BG = rng.normal(0, 1, shape)
-        if kind == "pareto losses":
-            gain_BG += _pareto_slope() - np.log(size_BG)
+        if kind != "pareto sizes":
+            gain_BG += _mean_log_size(largest) - np.log(size_BG)
     else:
         gain_G, counts_G = _recorded_gains(kind)
         chosen_BG = rng.integers(0, len(gain_G), shape)
@@ -365,12 +378,11 @@ def _draw_gains(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> 
 
 
 @functools.cache
-def _pareto_slope() -> float:
-    """Return the mean over items of the logarithm of their cluster's size."""
-    sizes = np.arange(1.0, 101)
-    # P(size = s) of ceil(min(pareto + 1, 100)): size 1 has none, since the draw is above 1.
-    above = np.where(sizes < 100, sizes**-1.5, 0.0)
-    probability = np.concatenate([[0.0], above[:-1] - above[1:]])
+def _mean_log_size(largest: int) -> float:
+    """Return the mean over items of the logarithm of the size of their cluster, for Pareto sizes."""
+    sizes = np.arange(1.0, largest + 1)
+    above = np.where(sizes < largest, sizes**-1.5, 0.0)  # probability of a cluster of more items
+    probability = np.concatenate([[0.0], above[:-1] - above[1:]])  # of this size; 1 has none
     return float((probability * sizes * np.log(sizes)).sum() / (probability * sizes).sum())
 
 

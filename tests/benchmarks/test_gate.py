@@ -74,8 +74,8 @@ def test_an_interrupted_run_continues_to_equal_numbers(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("name", gate_scenarios.SCENARIOS)
 def test_equals_have_no_gain_over_many_items(name: str) -> None:
     scenario = gate_scenarios.SCENARIOS[name]
-    if scenario.candidates > 1:
-        return  # the best of several looks better than it is
+    if scenario.candidates > 1 or scenario.is_limit:
+        return  # the best of several looks better than it is; a loss that no test has
     gains = np.concatenate(
         [gate_scenarios.draw(scenario, np.random.default_rng([2, batch]), 0.0, 100).gains() for batch in range(2)]
     )
