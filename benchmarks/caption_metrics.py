@@ -53,7 +53,7 @@ from common import RESULTS
 from flickr8k_judgments import Captions, Judgments, read_captions, read_crowd, read_expert
 from numpy.typing import NDArray
 
-from vlp_models.contrib.compare.comparison import holm
+from vlp_models.contrib.compare.variants import holm
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import LEVELS, MIN_GROUPS, draws
 from vlp_models.metrics.caption import CaptionSet, score_caption_sets

@@ -3,15 +3,18 @@
 Intervals are percentile intervals over resampled groups (Efron and Tibshirani, 1993, chapter 13). How two variants
 compare is in metrics/gain.py.
 
-Shape suffixes: G groups, K additive statistics, S resamples.
+Shape suffixes: N items, G groups, K additive statistics, S resamples.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlp_models.metrics.score import Evidence, FloatArray
 
@@ -66,13 +69,27 @@ def paired(a: Evidence, b: Evidence) -> Evidence:
 
 def sum_by_group(groups: Sequence[str], parts_NK: FloatArray) -> tuple[list[str], FloatArray]:
     """Return the sorted group names and the statistics summed within each group [G, K]."""
+    names, rows_N = group_rows(groups)
+    return names, sum_rows(parts_NK, rows_N, len(names))
+
+
+def group_rows(groups: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the sorted group names, and for each item the number of its group [N]."""
     # Not np.unique: an array of text takes the longest name's memory for every name, and drops NULs at the end.
-    labels = [str(group) for group in groups]
+    labels = list(map(str, groups))
+    # Names in order, each once: there is nothing to sort, which would take most of the time.
+    if all(map(operator.lt, labels, itertools.islice(labels, 1, None))):
+        return labels, np.arange(len(labels))
     names = sorted(set(labels))
-    row_of = {name: i for i, name in enumerate(names)}
-    sums = np.zeros((len(names), parts_NK.shape[1]))
-    np.add.at(sums, np.array([row_of[name] for name in labels], dtype=np.intp), parts_NK)
-    return names, sums
+    row_of = dict(zip(names, range(len(names)), strict=True))
+    return names, np.fromiter(map(row_of.__getitem__, labels), dtype=np.intp, count=len(labels))
+
+
+def sum_rows(parts_NK: FloatArray, rows_N: NDArray[np.intp], groups: int) -> FloatArray:
+    """Return the statistics summed within each group [G, K]."""
+    # One pass per column: np.add.at over rows of a table takes several times as long.
+    columns = [np.bincount(rows_N, weights=column_N, minlength=groups) for column_N in parts_NK.T]
+    return np.stack(columns, axis=1)
 
 
 def resample(sums_GK: FloatArray, resamples: int, seed: int) -> FloatArray:

@@ -194,7 +194,7 @@ def test_a_named_score_of_samples_keeps_clusters_and_contents(tmp_path: Path) ->
     file = write_samples(tmp_path / "a.jsonl", rows)
     (run,) = read_runs(file, columns=Columns(score="acc"))
     assert list(run.metrics) == ["acc"] and len(set(run.metrics["acc"].clusters)) == 30
-    assert run.metrics["acc"].documents["7"] == "7"
+    assert run.metrics["acc"].contents["doc_hash"][7] == "7"
     with pytest.raises(DataError, match="no number in hit; there are: doc_id, "):
         read_runs(file, columns=Columns(score="hit"))
     bare = write_samples(tmp_path / "b.jsonl", [{"doc_id": i, "acc": 1} for i in range(60)])

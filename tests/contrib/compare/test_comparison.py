@@ -56,10 +56,13 @@ def test_verdicts_and_their_correction(tmp_path: Path) -> None:
     assert rows["equal"].p == 1.0 and rows["equal"].low is None and "same scores on all items" in rows["equal"].reason
     assert "ruled out" in rows["same"].reason and rows["worse"].reason == "worse"
     assert compare({k: files[k] for k in ("old", "same")}).rows[0].verdict == "inconclusive"
-    by_size = sorted(rows.values(), key=lambda row: row.p or 0)
-    assert [row.p_holm for row in by_size] == pytest.approx(
-        np.minimum(1, np.maximum.accumulate([row.p * n for row, n in zip(by_size, (4, 3, 2, 1), strict=True)]))
-    )
+    # p and the intervals are of all four comparisons: the better model's interval alone is narrower.
+    for row in rows.values():
+        assert row.p is not None and row.p_corrected == pytest.approx(min(1.0, 4 * row.p))
+        assert row.low is None or (4 * row.p <= 0.05) == (row.low > 0 or (row.high or 0) < 0)
+    alone = compare({k: files[k] for k in ("old", "better")}).rows[0]
+    assert alone.low is not None and rows["better"].low is not None and rows["better"].low < alone.low
+    assert any("corrected for 4 comparisons (Bonferroni)" in note for note in found.notes)
     # the permutation test, by a plain loop over signs
     gains = np.array(scores(3, better=0.15)) - np.array(scores(1))
     rng, beyond = np.random.default_rng(5), 0

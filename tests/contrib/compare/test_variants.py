@@ -10,8 +10,7 @@ import pytest
 from several_variants import variants_params, variants_workspace, write_evaluation
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.compare.comparison import holm
-from vlp_models.contrib.compare.variants import compare, compare_variants, variants
+from vlp_models.contrib.compare.variants import compare, compare_variants, holm, variants
 from vlp_models.evaluation.report import ReportContext
 from vlp_models.evaluation.report.records import evaluation_records
 from vlp_models.metrics.bootstrap import MIN_GROUPS

@@ -95,4 +95,4 @@ def _of_project(file: str) -> str:
 
 
 COMMANDS = {"Compare models, check figures": {"compare": compare}}
-WORK = {"compare": "resampling"}
+WORK: dict[str, str] = {}  # it shows its own progress

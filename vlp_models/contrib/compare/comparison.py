@@ -1,8 +1,10 @@
 """Paired comparison of models: a baseline and its challengers, over items, clusters and seeds.
 
 Each challenger is compared with the baseline on the same items. The test is the promotion gate's, over clusters, and
-over seeds where runs of several are given (metrics/gain.py). p is two-sided and corrected by Holm's method over all
-comparisons made together.
+over seeds where runs of several are given (metrics/gain.py); with few clusters an exact one (exact.py). p is two-sided.
+
+p, intervals and verdicts are corrected for all comparisons made together, by Bonferroni's method: Holm's shows a little
+more, but has no intervals that agree with it and hold together.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vlp_models.common.progress import progress_bar
+from vlp_models.contrib.compare.exact import differs_by_one_size, exact_p
 from vlp_models.contrib.compare.read import read_runs
-from vlp_models.contrib.compare.scored import Columns, Run
+from vlp_models.contrib.compare.scored import Columns, Run, Scored
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import MIN_GROUPS
-from vlp_models.metrics.gain import Gain, gain_over_seeds
+from vlp_models.metrics.bootstrap import MIN_GROUPS, group_rows, sum_rows
+from vlp_models.metrics.gain import gain_over_seeds
 from vlp_models.metrics.score import Evidence
 
 Verdict = Literal["promote", "keep", "inconclusive"]
 POWER = 0.8
 SHOWN = 10  # items named in a message
+EQUAL = "the same scores on all items: nothing to estimate a difference from"
 
 Files = Sequence[str | Path] | Mapping[str, str | Path | Sequence[str | Path]]
 
@@ -55,9 +60,10 @@ class Settings:
 class Row:
     """One challenger against the baseline, by one metric. Gains are positive if the challenger is better.
 
-    low, high    interval of the gain; None with fewer than 20 clusters
-    p, p_holm    two-sided, alone and corrected for all comparisons
-    detectable   the smallest gain that this test finds with 80% power, corrected for all comparisons (Bonferroni)
+    low, high    interval of the gain, corrected for all comparisons; None with fewer than 20 clusters
+    p            two-sided; None if several runs or a deviation over seeds are to be tested on fewer than 20 clusters
+    p_corrected  for all comparisons
+    detectable   the smallest gain that this test finds with 80% power, corrected for all comparisons
     """
 
     metric: str
@@ -68,7 +74,7 @@ class Row:
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    p_holm: float | None = None
+    p_corrected: float | None = None
     detectable: float | None = None
     verdict: Verdict = "inconclusive"
     reason: str = ""
@@ -105,16 +111,19 @@ def compare(files: Files, *, columns: Columns = Columns(), **settings: Any) -> C
         DataError: a file is not readable, or the files cannot be compared; the message names what differs.
     """
     runs: list[Run] = []
-    for name, path in _named(files):
-        for run in read_runs(path, name, columns):
-            # Two files that name the same model are its seeds only if both state a seed; a stated name settles it.
-            for other in runs if not name else ():
-                same_model = other.model == run.model and other.source != run.source
-                if same_model and not (run.seed and other.seed):
-                    raise DataError(
-                        f"{other.source} and {run.source} are both called {run.model}; name them: NAME=PATH"
-                    )
-            runs.append(run)
+    named = list(_named(files))
+    with progress_bar("reading", len(named), "files") as progress:
+        for name, path in named:
+            for run in read_runs(path, name, columns):
+                # Two files that name the same model are its seeds only if both state a seed; a stated name settles it.
+                for other in runs if not name else ():
+                    same_model = other.model == run.model and other.source != run.source
+                    if same_model and not (run.seed and other.seed):
+                        raise DataError(
+                            f"{other.source} and {run.source} are both called {run.model}; name them: NAME=PATH"
+                        )
+                runs.append(run)
+            progress.advance()
     if isinstance(settings.get("metrics"), str):
         settings["metrics"] = (settings["metrics"],)
     return compare_runs(runs, Settings(**settings))
@@ -149,118 +158,167 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
         raise DataError("--seed-std and --relevant must be numbers of zero or more")
     if not 0.5 <= settings.confidence < 1:
         raise DataError(f"confidence {settings.confidence:g}: must be at least 0.5 and less than 1")
+    unfinished = next((run for run in runs if run.unfinished), None)
+    if unfinished and not settings.common:
+        raise DataError(f"{unfinished.source}: {unfinished.unfinished}; --common compares those that it has")
     metrics = _metrics(runs, settings.metrics)
     comparisons = len(metrics) * len(challengers)
-    # The smallest p of a resampling is about 2 / resamples, and Holm multiplies it by the comparisons.
+    # The smallest p of a resampling is about 2 / resamples, and it is multiplied by the comparisons.
     if settings.resamples < (needed := int(2 * comparisons / (1 - settings.confidence)) + 1):
         raise DataError(
             f"{settings.resamples:,} resamples cannot show anything at this confidence: {needed:,} are needed"
         )
-    pairs: list[tuple[Row, Gain | None]] = []  # not judged yet; gain: None with fewer than two clusters
+    rows: list[Row] = []
     left_out: dict[str, tuple[str, ...]] = {}
-    equal_seeds: list[str] = []
-    # All models are compared on the same items in the same order, metric by metric.
-    for metric in metrics:
-        evidence, missing = _pair(runs, metric, settings)
-        equal_seeds += _check_seeds(runs, evidence, metric)
-        for run, items in zip(runs, missing, strict=True):
-            if items:
-                left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
-        by_model = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
-        before = _value(by_model[baseline])
-        for challenger in challengers:
-            value = _value(by_model[challenger])
-            gain = gain_over_seeds(
-                by_model[challenger],
-                by_model[baseline],
-                seed_std=settings.seed_std,
-                resamples=settings.resamples,
-                seed=settings.seed,
-                sign=-1.0 if settings.lower_is_better else 1.0,
-            )
-            row = Row(
-                metric=metric,
-                challenger=challenger,
-                baseline_value=before,
-                value=value,
-                gain=before - value if settings.lower_is_better else value - before,
-                items=len(evidence[0].items),
-                clusters=len(set(evidence[0].groups)),
-                # (runs of the baseline, runs of the challenger)
-                runs=(len(by_model[baseline]), len(by_model[challenger])),
-            )
-            pairs.append((row, gain))
-    # Holm corrects all comparisons together, so the verdicts come after all gains.
-    ps = [gain.two_sided_p() if gain and gain.is_finite and row.clusters >= MIN_GROUPS else None for row, gain in pairs]
-    corrected = iter(holm([p for p in ps if p is not None]))
-    rows = []
-    for (row, gain), p in zip(pairs, ps, strict=True):
-        # `corrected` lacks the rows without a p, so it is advanced only for the others.
-        p_holm = None if p is None else next(corrected)
-        rows.append(_judge(dataclasses.replace(row, p=p, p_holm=p_holm), gain, comparisons, settings))
+    notes: list[str] = []
+    with progress_bar("comparing", comparisons, "comparisons") as progress:
+        # All models are compared on the same items in the same order, metric by metric.
+        for metric in metrics:
+            scored, missing, differences = _pair(runs, metric, settings)
+            notes += [*differences, *_check_seeds(runs, scored, metric)]
+            for run, items in zip(runs, missing, strict=True):
+                if items:
+                    left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
+            evidence = _by_cluster(scored)
+            by_model = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
+            before = _value(by_model[baseline])
+            for challenger in challengers:
+                value = _value(by_model[challenger])
+                row = Row(
+                    metric=metric,
+                    challenger=challenger,
+                    baseline_value=before,
+                    value=value,
+                    gain=before - value if settings.lower_is_better else value - before,
+                    items=len(scored[0].items),
+                    clusters=len(evidence[0].groups),
+                    # (runs of the baseline, runs of the challenger)
+                    runs=(len(by_model[baseline]), len(by_model[challenger])),
+                )
+                rows.append(_test(row, by_model[challenger], by_model[baseline], comparisons, settings))
+                progress.advance()
+            notes += _equal_challengers(runs, scored, challengers, metric)
     return Comparison(
         baseline=baseline,
         rows=tuple(rows),
         runs={model: tuple(map(_describe, its_runs)) for model, its_runs in models.items()},
-        notes=(*_notes(models, rows, settings), *equal_seeds),
+        notes=(*_notes(models, rows, settings), *notes),
         left_out=left_out,
         settings=settings,
     )
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """Apply Holm's step-down correction (1979), keeping the order.
+def _by_cluster(scored: Sequence[Scored]) -> list[Evidence]:
+    """Return the evidence of each run, summed within each cluster."""
+    names, rows_N = group_rows(scored[0].clusters)  # the same for all runs, which are on the same items
+    return [
+        Evidence(groups=names, parts_NK=sum_rows(scores.parts_NK, rows_N, len(names)), statistic=scores.statistic)
+        for scores in scored
+    ]
 
-    Calling every corrected p below alpha a difference keeps the probability of any false one below alpha.
+
+def _test(
+    row: Row, runs_a: Sequence[Evidence], runs_b: Sequence[Evidence], comparisons: int, settings: Settings
+) -> Row:
+    """Return the row with p, interval and verdict. Both directions and all comparisons share the allowed error.
+
+    Args:
+        runs_a, runs_b: the evidence of the challenger's and of the baseline's runs, by cluster.
     """
-    corrected = [0.0] * len(ps)
-    highest = 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        # The smallest p times the number of tests, the next times one less, and never less than the one before.
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
-        corrected[i] = highest
-    return corrected
-
-
-def _judge(row: Row, gain: Gain | None, comparisons: int, settings: Settings) -> Row:
-    """Return the row with its interval and verdict. Both directions and all comparisons share the allowed error."""
-    alpha = (1 - settings.confidence) / 2
-    if gain is None or gain.groups < MIN_GROUPS:
-        return dataclasses.replace(row, reason=f"fewer than {MIN_GROUPS} clusters: no interval would hold")
-    if row.p_holm is None:
+    if row.clusters < MIN_GROUPS:
+        return _test_few(row, runs_a, runs_b, comparisons, settings)
+    gain = gain_over_seeds(
+        runs_a,
+        runs_b,
+        seed_std=settings.seed_std,
+        resamples=settings.resamples,
+        seed=settings.seed,
+        sign=-1.0 if settings.lower_is_better else 1.0,
+    )
+    if gain is None or not gain.is_finite:
         return dataclasses.replace(row, reason="not finite in some resamples")
+    p = gain.two_sided_p()
+    row = dataclasses.replace(row, p=p, p_corrected=min(1.0, comparisons * p))
     # All resampled differences are 0: no interval can be drawn from them.
     if not np.any(gain.bootstrap_S):
-        reason = "the same scores on all items: nothing to estimate a difference from"
-        return dataclasses.replace(row, reason=reason)
-    # A verdict needs both: a corrected p, and an interval on one side of zero.
+        return dataclasses.replace(row, reason=EQUAL)
+    alpha = (1 - settings.confidence) / 2 / comparisons
     low, high = gain.interval(alpha)
-    certain = row.p_holm <= 1 - settings.confidence
+    # A verdict needs both, p and an interval on one side of zero, which differ at most by the steps of the draws.
+    certain = comparisons * p <= 1 - settings.confidence
     verdict: Verdict = "inconclusive"
-    if certain and row.gain > 0 and low > 0:
+    if certain and low > 0:
         verdict, reason = "promote", "better"
-    elif certain and row.gain < 0 and high < 0:
+    elif certain and high < 0:
         verdict, reason = "keep", "worse"
-    elif settings.relevant > 0 and gain.interval(alpha / comparisons)[1] < settings.relevant:
+    elif settings.relevant > 0 and high < settings.relevant:
         verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
     else:
         limit = "seeds" if gain.seeds > gain.items else "items"
         reason = f"neither better nor worse is shown; more {limit} would help most"
-    detectable = gain.detectable(0.0, alpha / comparisons, POWER)
+    detectable = gain.detectable(0.0, alpha, POWER)
     return dataclasses.replace(row, low=low, high=high, detectable=detectable, verdict=verdict, reason=reason)
 
 
-def _check_seeds(runs: Sequence[Run], evidence: Sequence[Evidence], metric: str) -> list[str]:
+def _test_few(
+    row: Row, runs_a: Sequence[Evidence], runs_b: Sequence[Evidence], comparisons: int, settings: Settings
+) -> Row:
+    """Return the row with the exact p and, for right and wrong answers, its verdict: for few clusters."""
+    few = f"fewer than {MIN_GROUPS} clusters: no interval would hold"
+    # Swaps within clusters do not contain the variation over seeds.
+    if row.runs != (1, 1) or settings.seed_std > 0:
+        return dataclasses.replace(row, reason=f"{few}, and the exact test is for one run of each model")
+    if not np.isfinite(row.gain):
+        return dataclasses.replace(row, reason="not finite")
+    sums_a_GK, sums_b_GK = runs_a[0].parts_NK, runs_b[0].parts_NK
+    p = exact_p(sums_a_GK, sums_b_GK, runs_a[0].statistic)
+    corrected, allowed = min(1.0, comparisons * p), 1 - settings.confidence
+    row = dataclasses.replace(row, p=p, p_corrected=corrected)
+    if np.array_equal(sums_a_GK, sums_b_GK):
+        return dataclasses.replace(row, reason=EQUAL)
+    smallest = comparisons * 2 ** (1 - row.clusters)
+    if smallest > allowed:
+        return dataclasses.replace(
+            row, reason=f"{few}, and {row.clusters} can have no p below {smallest:.2g}, so nothing can be shown"
+        )
+    if corrected > allowed:
+        return dataclasses.replace(row, reason=f"{few}; the exact p shows no difference")
+    if not differs_by_one_size(sums_a_GK, sums_b_GK):
+        reason = f"{few}; the exact p assumes that wins and losses of one size are equally likely between equals"
+        return dataclasses.replace(row, reason=f"{reason}, which so few cannot show")
+    if row.gain > 0:
+        return dataclasses.replace(row, verdict="promote", reason=f"better, by the exact p; {few}")
+    return dataclasses.replace(row, verdict="keep", reason=f"worse, by the exact p; {few}")
+
+
+def _equal_challengers(
+    runs: Sequence[Run], scored: Sequence[Scored], challengers: Sequence[str], metric: str
+) -> list[str]:
+    """Return a note for each set of challengers with the same scores."""
+    content: dict[str, bytes] = {}
+    for run, scores in zip(runs, scored, strict=True):
+        content[run.model] = content.get(run.model, b"") + scores.parts_NK.tobytes()
+    alike: dict[bytes, list[str]] = {}
+    for model in challengers:
+        alike.setdefault(content[model], []).append(model)
+    return [
+        f"{', '.join(models)}: the same {metric} on every item; they are one result, not {len(models)}"
+        for models in alike.values()
+        if len(models) > 1
+    ]
+
+
+def _check_seeds(runs: Sequence[Run], scored: Sequence[Scored], metric: str) -> list[str]:
     """Return a note for every two runs of a model with different seeds, but equal scores."""
     notes = []
-    for (a, evidence_a), (b, evidence_b) in itertools.combinations(zip(runs, evidence, strict=True), 2):
+    for (a, scores_a), (b, scores_b) in itertools.combinations(zip(runs, scored, strict=True), 2):
         if a.model != b.model:
             continue
         both = f"{_describe(a)} and {_describe(b)}"
         if a.seed and a.seed == b.seed:
             raise DataError(f"{both}: two runs of {a.model} with the seed {a.seed}, not two seeds")
         # Equal scores on all items: without stated seeds this is most likely one file, passed twice.
-        if np.array_equal(evidence_a.parts_NK, evidence_b.parts_NK):
+        if np.array_equal(scores_a.parts_NK, scores_b.parts_NK):
             if not (a.seed and b.seed):
                 raise DataError(f"{both}: two runs of {a.model} with the same scores on every item, not two seeds")
             notes.append(f"{both}: the same {metric} on every item, although the seeds differ")
@@ -285,58 +343,121 @@ def _metrics(runs: Sequence[Run], chosen: Sequence[str]) -> Sequence[str]:
     return common
 
 
-def _pair(runs: Sequence[Run], metric: str, settings: Settings) -> tuple[list[Evidence], list[tuple[str, ...]]]:
-    """Return the evidence of each run on the same items in the same order, and the items left out of each."""
+def _pair(
+    runs: Sequence[Run], metric: str, settings: Settings
+) -> tuple[list[Scored], list[tuple[str, ...]], list[str]]:
+    """Return the scores of each run on the same items in the same order, the items left out of each, and notes."""
     scored = [run.metrics[metric] for run in runs]
+    first = scored[0].items
+    if all(scores.items == first for scores in scored[1:]):  # as most files of one program
+        order: Sequence[str] = first
+        missing: list[tuple[str, ...]] = [()] * len(runs)
+    else:
+        order, missing = _common_items(runs, scored, settings)
+    derived = any(scores.derived for scores in scored)
+    aligned = [_sort_into(scores, order, rename=derived) for scores in scored]
+    # Every run is compared with the first one, so all of them agree with each other.
+    notes = [_check_same(runs[0], run, aligned[0], scores) for run, scores in zip(runs, aligned, strict=True)]
+    return aligned, missing, list(filter(None, notes))
+
+
+def _common_items(
+    runs: Sequence[Run], scored: Sequence[Scored], settings: Settings
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return the items that all runs have, in the order of the first run, and those that only some have."""
     shared = set(scored[0].items).intersection(*(scores.items for scores in scored[1:]))
     missing = [tuple(item for item in scores.items if item not in shared) for scores in scored]
     if not shared:
-        names = "; ".join(f"{_describe(run)}: {_some(list(run.metrics[metric].items))}" for run in runs)
-        raise DataError(f"the files have no item in common ({names}); --item names the column that identifies one")
+        names = "; ".join(f"{_describe(run)}: {_some(scores.items)}" for run, scores in zip(runs, scored, strict=True))
+        raise DataError(
+            f"the files have no item in common ({names}); --item names the column that identifies one{_alike(missing)}"
+        )
     if any(missing) and not settings.common:
         unpaired = [(run, items) for run, items in zip(runs, missing, strict=True) if items]
         lists = "; ".join(f"{len(items):,} scored only in {_describe(run)}: {_some(items)}" for run, items in unpaired)
         why = "".join(f" {run.source}: {note}." for run in runs for note in run.notes if "left out" in note)
-        raise DataError(f"the files have different items ({lists}).{why} --common compares the {len(shared):,} common")
-    # The order of the first run; all others are sorted into it.
-    order = [item for item in scored[0].items if item in shared]
-    derived = any(scores.derived for scores in scored)
-    evidence: list[Evidence] = []
-    for run, scores in zip(runs, scored, strict=True):
+        raise DataError(
+            f"the files have different items ({lists}){_alike(missing)}.{why} --common compares the {len(shared):,} "
+            "common"
+        )
+    return [item for item in scored[0].items if item in shared], missing
+
+
+def _alike(missing: Sequence[Sequence[str]]) -> str:
+    """Return which of the items that only one file has may be the same: 007 becomes 7 in a spreadsheet."""
+    names = {item for items in missing for item in items}
+    padded = next((item for item in sorted(names) if item.isdecimal() and item != str(int(item)) in names), None)
+    return f"; {padded} and {int(padded)} may be one item: spreadsheets drop zeros" if padded else ""
+
+
+def _sort_into(scores: Scored, order: Sequence[str], rename: bool) -> Scored:
+    """Return the scores of the items in `order`, in its order.
+
+    Args:
+        rename: name each cluster after its first item, as a file may name it after another one.
+    """
+    clusters, parts_NK, contents = scores.clusters, scores.parts_NK, scores.contents
+    if scores.items != order:
         row_of = {item: i for i, item in enumerate(scores.items)}
         # Row of each item in this file: files list the same items in different orders.
         rows = [row_of[item] for item in order]
-        groups = [scores.clusters[i] for i in rows]
-        if derived:  # each file names a cluster after one of its items: rename it after the first of the common order
-            first_of: dict[str, str] = {}
-            groups = [first_of.setdefault(cluster, item) for cluster, item in zip(groups, order, strict=True)]
-        paired = Evidence(groups=groups, parts_NK=scores.parts_NK[rows], statistic=scores.statistic, items=order)
-        evidence.append(paired)
-        # Every run is compared with the first one, so all of them agree with each other.
-        _check_same(runs[0], run, metric, evidence[0], paired)
-    return evidence, missing
+        clusters, parts_NK = [clusters[i] for i in rows], parts_NK[rows]
+        contents = {kind: [column[i] for i in rows] for kind, column in contents.items()}
+    if rename:
+        first_of: dict[str, str] = {}
+        clusters = [first_of.setdefault(cluster, item) for cluster, item in zip(clusters, order, strict=True)]
+    return dataclasses.replace(scores, items=order, clusters=clusters, parts_NK=parts_NK, contents=contents)
 
 
-def _check_same(a: Run, b: Run, metric: str, evidence_a: Evidence, evidence_b: Evidence) -> None:
-    """Refuse two files whose common items differ in content, clusters or statistic."""
-    documents = b.metrics[metric].documents
-    for name, document in a.metrics[metric].documents.items():
-        # An item that only one file has is not a difference; the name "" stands for the test set as a whole.
-        if documents.get(name, document) != document:
-            difference = f"item {name} has other contents" if name else "another test set or another scorer"
-            raise DataError(f"{b.source}: {difference} than in {a.source}")
-    clusters = zip(evidence_a.items, evidence_a.groups, evidence_b.groups, strict=True)
-    if differ := [item for item, cluster_a, cluster_b in clusters if cluster_a != cluster_b]:
-        for run, evidence, other in ((a, evidence_a, b), (b, evidence_b, a)):
+def _check_same(a: Run, b: Run, scores_a: Scored, scores_b: Scored) -> str:
+    """Refuse two files whose common items differ in content, clusters or statistic; return a note on their prompts."""
+    note = ""
+    if scores_a.test != scores_b.test and scores_a.test and scores_b.test:
+        raise DataError(f"{b.source}: another test set or another scorer than in {a.source}")
+    kinds = [kind for kind in scores_a.contents if kind in scores_b.contents]
+    # A hash of the document settles it; without one, everything that both files have of it counts.
+    for kind in ["doc_hash"] if "doc_hash" in kinds else kinds:
+        contents_a, contents_b = scores_a.contents[kind], scores_b.contents[kind]
+        if contents_a == contents_b:
+            continue
+        # lmms-eval's prompts have the same text around all questions, which some models have of their own.
+        if kind == "input" and _without_template(contents_a) == _without_template(contents_b):
+            note = f"{b.source}: the prompts have another text around the questions than in {a.source}"
+            continue
+        # Something that only one file has is not a difference.
+        contents = zip(scores_a.items, contents_a, contents_b, strict=True)
+        differ = [item for item, text_a, text_b in contents if text_a and text_b and text_a != text_b]
+        if differ:
+            more = f", as {len(differ) - 1:,} more have" if len(differ) > 1 else ""
+            raise DataError(f"{b.source}: item {differ[0]} has other contents than in {a.source} ({kind}){more}")
+    if scores_a.clusters != scores_b.clusters:
+        clusters = zip(scores_a.items, scores_a.clusters, scores_b.clusters, strict=True)
+        differ = [item for item, cluster_a, cluster_b in clusters if cluster_a != cluster_b]
+        for run, scores, other in ((a, scores_a, b), (b, scores_b, a)):
             # Each item is its own group: this file has no clusters.
-            if list(evidence.groups) == list(evidence.items):
+            if scores.clusters == scores.items:
                 raise DataError(
                     f"{run.source}: no clusters, although {other.source} has some. --cluster names a "
                     "column of both; with the name of the items' column, each item counts by itself"
                 )
         raise DataError(f"{b.source}: {len(differ):,} items are in other clusters than in {a.source}: {_some(differ)}")
-    if evidence_a.parts_NK.shape[1] != evidence_b.parts_NK.shape[1]:
+    if scores_a.parts_NK.shape[1] != scores_b.parts_NK.shape[1]:
         raise DataError(f"{b.source}: scored by another statistic than {a.source}")
+    return note
+
+
+def _without_template(inputs: Sequence[str]) -> list[str]:
+    """Return the inputs without the text that all have at their start and at their end."""
+    start = _common_start(inputs)
+    backwards = [text[start:][::-1] for text in inputs]
+    end = _common_start(backwards)
+    return [text[end:] for text in backwards]
+
+
+def _common_start(texts: Sequence[str]) -> int:
+    """Return how many characters all texts start with: as many as the first and the last one in sorted order."""
+    first, last = min(texts), max(texts)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: Settings) -> Iterable[str]:
@@ -344,7 +465,7 @@ def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: S
     # note -> the files it holds for; a note on all of them is printed without their names.
     noted: dict[str, list[str]] = {}
     for run in itertools.chain.from_iterable(models.values()):
-        for note in run.notes:
+        for note in [*run.notes, *filter(None, [run.unfinished])]:
             noted.setdefault(note, []).append(str(run.source))
     every = sum(len(runs) for runs in models.values())
     for note, sources in noted.items():
@@ -355,8 +476,16 @@ def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: S
             f"one run of {', '.join(single)} and of the baseline, and no --seed-std: the verdict is about these runs; "
             "another seed of either model may score otherwise"
         )
+    if any(row.clusters < MIN_GROUPS and row.p is not None for row in rows):
+        yield (
+            f"with fewer than {MIN_GROUPS} clusters p is exact: the share of all ways to swap the models' results on "
+            "clusters that give so large a difference"
+        )
     if len(rows) > 1:
-        yield f"p, verdicts and detectable gains are corrected for {len(rows)} comparisons (Holm, Bonferroni)"
+        yield (
+            f"p, intervals, verdicts and detectable gains are corrected for {len(rows)} comparisons (Bonferroni): they "
+            f"hold together at {100 * settings.confidence:g}%"
+        )
 
 
 def _describe(run: Run) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import math
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from vlp_models.contrib.compare.scored import (
     first_named,
     score_items,
     text,
+    texts,
     to_float,
 )
 from vlp_models.errors import MissingToolError
@@ -32,15 +35,31 @@ from vlp_models.errors import MissingToolError
 INSPECT_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 INSPECT_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}  # in any case
 ZSTANDARD = 93  # a zip member's compression
+CHUNK_REFERENCE = re.compile(r"attachment://\d{1,31}")
+WHOLE_SAMPLE, CHUNKED_SAMPLE = (
+    re.compile(r"samples/.*_epoch_\d+\.json"),
+    re.compile(r"samples/.*_epoch_\d+/sample\.json"),
+)
 
 
 def read_inspect_archive(path: Path, columns: Columns) -> list[Run]:
     with zipfile.ZipFile(path) as archive:
         check_size(path, archive)
         members = {member.filename: member for member in archive.infolist()}
-        header = json.loads(_read_member(path, archive, members["header.json"])) if "header.json" in members else {}
-        names = [name for name in members if name.startswith("samples/") and name.endswith(".json")]
-        samples = [json.loads(_read_member(path, archive, members[name])) for name in sorted(names)]
+
+        def read(name: str) -> Any:
+            return json.loads(_read_member(path, archive, members[name]))
+
+        # Inspect writes the header last: a process that was killed has left none.
+        header = read("header.json") if "header.json" in members else {"status": "started"}
+        samples = []
+        for name in sorted(members):
+            if WHOLE_SAMPLE.fullmatch(name):
+                samples.append(read(name))
+            # In a converted log, a sample is a folder with its metadata and its messages in files of their own.
+            elif CHUNKED_SAMPLE.fullmatch(name):
+                metadata = name.removesuffix("sample.json") + "metadata.json"
+                samples.append(read(name) | ({"metadata": read(metadata)} if metadata in members else {}))
     return read_inspect(path, header, samples, columns)
 
 
@@ -74,11 +93,15 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
     values: dict[str, dict[str, list[float]]] = {}
     others: dict[str, str] = {}  # scorer that is not compared -> its first value that is not a number
     rows: dict[str, Row] = {}
+    invalid = []
     for sample in samples:
         # `id` comes last, so a metadata key of that name does not replace it.
         row = {**(sample.get("metadata") or {}), "id": str(sample["id"])}
         item = text(row.get(item_column))
         rows[item] = {**row, "doc_hash": _hash_of_sample(sample)}
+        if sample.get("invalidation"):
+            invalid.append(item)
+            continue
         # A score is a value, or a dictionary of several, which become the metrics SCORER/NAME.
         for scorer, score in (sample.get("scores") or {}).items():
             score = score.get("value") if isinstance(score, dict) else None
@@ -98,25 +121,44 @@ def read_inspect(path: Path, header: Row, samples: Sequence[Row], columns: Colum
         values = {columns.score: values[columns.score]}
     if others and not values:
         raise ValueError("; ".join(others.values()))
-    metrics, cluster, unscored, repeated = {}, "", [], False
+    metrics, cluster, unscored, epochs = {}, "", [], 1
     for metric, by_item in values.items():
         chosen = [rows[item] for item in by_item]
-        cluster = columns.cluster or first_named(CLUSTER_NAMES, chosen)
-        # One value per sample: the mean over its epochs.
-        means = [float(np.mean(epochs)) for epochs in by_item.values()]
-        metrics[metric] = score_items(chosen, means, item_column, cluster)
-        repeated |= any(len(epochs) > 1 for epochs in by_item.values())
+        cells = functools.partial(_cells, chosen)
+        cluster = columns.cluster or first_named(CLUSTER_NAMES, cells)
+        metrics[metric] = score_items(
+            list(by_item),
+            # One value per sample: the mean over its epochs.
+            [float(np.mean(by_epoch)) for by_epoch in by_item.values()],
+            texts(cells(cluster)) if cluster else [],
+            item=item_column,
+            cluster=cluster,
+            row_at=chosen.__getitem__,
+            contents={"doc_hash": texts(cells("doc_hash"))},
+        )
+        epochs = max(epochs, *map(len, by_item.values()))
         if missing := [item for item in rows if item not in by_item]:
             unscored.append(explain_unscored(metric, missing))
+    evaluation = header.get("eval") or {}
+    reducers = (evaluation.get("config") or {}).get("epochs_reducer") or ["mean"]
     notes = [
         f"items: {item_column}",
         explain_clusters(cluster),
-        *["epochs of a sample are averaged"] * repeated,
+        *["epochs of a sample are averaged"] * (epochs > 1),
+        *[f"the log itself reduces epochs by {', '.join(reducers)}"] * (epochs > 1 and reducers != ["mean"]),
         *(f"not compared: {message}" for message in others.values()),
         *unscored,
+        *[f"{len(invalid):,} samples were declared invalid: {', '.join(invalid[:5])}"] * bool(invalid),
     ]
-    model = str((header.get("eval") or {}).get("model", ""))
-    return [Run(model=model, seed="", source=path, metrics=metrics, notes=notes)]
+    # Logs of programs that only resemble Inspect have no status.
+    status = header.get("status", "success")
+    unfinished = "" if status == "success" else f"the log's status is {status}, so samples may be missing"
+    model = str(evaluation.get("model", ""))
+    return [Run(model=model, seed="", source=path, metrics=metrics, notes=notes, unfinished=unfinished)]
+
+
+def _cells(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row.get(name) for row in rows]
 
 
 def _hash_of_sample(sample: Row) -> str:
@@ -125,6 +167,8 @@ def _hash_of_sample(sample: Row) -> str:
     "" if the log has none of them.
     """
     question = sample.get("input")
+    if isinstance(question, str) and CHUNK_REFERENCE.fullmatch(question):
+        question = None  # a long text of a converted log, kept elsewhere in its archive under a number
     if isinstance(question, list):
         texts: list[Any] = []
         for message in question:

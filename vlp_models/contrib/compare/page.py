@@ -33,7 +33,8 @@ def print_comparison(comparison: Comparison) -> None:
         comparison.baseline,
         "its value",
         "gain",
-        f"{confidence} interval",
+        # Of several rows, all intervals together have this confidence.
+        f"{confidence} interval" + " (joint)" * (len(comparison.rows) > 1),
         "p",
         "detectable",
         "verdict",
@@ -77,7 +78,7 @@ def cells(row: Row) -> list[str]:
         number(row.value),
         f"{row.gain:+.4g}",
         "" if row.low is None or row.high is None else f"{row.low:+.4g} to {row.high:+.4g}",
-        "" if row.p_holm is None else f"{row.p_holm:.2g}",
+        "" if row.p_corrected is None else f"{row.p_corrected:.2g}",
         "" if row.detectable is None else number(row.detectable),
     ]
 

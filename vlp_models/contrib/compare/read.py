@@ -15,9 +15,12 @@ Files are data from outside: no pickle, and archives that unpack to more than `M
 
 from __future__ import annotations
 
+import functools
+import gc
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,9 @@ from vlp_models.contrib.compare.scored import (
     explain_clusters,
     explain_unscored,
     first_named,
+    id_texts,
     score_items,
-    text,
+    texts,
 )
 from vlp_models.contrib.compare.tables import read_csv, read_rows, read_xlsx
 from vlp_models.errors import DataError, MissingToolError, VLPError
@@ -46,6 +50,7 @@ NOT_METRICS = {
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "input", "filter", "metrics", "doc_hash"),
     *("prompt_hash", "target_hash", "schema_version", "idx", "token_counts", "input_media"),
 }
+Values = list[tuple[int, float]]  # numbers of samples in the file, and their scores
 LOG_LIKELIHOOD = "log-likelihood"  # what lm-evaluation-harness logs per item under the name perplexity
 
 
@@ -69,12 +74,15 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: unknown kind of file; known: {', '.join(READERS)}")
+    collecting = gc.isenabled()
     try:
         # Name the encoding as the reason, rather than a parser's error about odd characters.
         if path.suffix.lower() in TEXTS:
             with path.open("rb") as file:
                 if reason := explain_not_text(file.read(HEAD), str(path)):
                     raise DataError(f"{path}: {reason}")
+        # It would go through millions of new rows again and again.
+        gc.disable()
         runs = reader(path, columns)
     except VLPError:
         raise
@@ -83,6 +91,9 @@ def read_runs(path: Path, model: str = "", columns: Columns = Columns()) -> list
     except Exception as error:  # bytes from outside: what a damaged file raises depends on where it is damaged
         reason = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path}: not readable: {reason}") from None
+    finally:
+        if collecting:
+            gc.enable()
     if model and len({run.model for run in runs}) > 1:
         raise DataError(f"{path}: has {len(runs)} runs of several models, so it cannot be called {model}")
     # The stated name first, then the file's own, then the file's name.
@@ -111,8 +122,8 @@ def _read_parquet(path: Path, columns: Columns) -> list[Run]:
             clusters=scores.groups,
             parts_NK=scores.parts_NK,
             statistic=scores.evidence().statistic,
-            # The name "" is the whole test set: its hash and its note must be equal in both files.
-            documents={"": f"{scores.test} {scores.note}"},
+            # The test set's hash and the note must be equal in both files.
+            test=f"{scores.test} {scores.note}",
         )
     model, seed = path.parent.name, ""
     record = path.with_name("scores.json")
@@ -142,11 +153,14 @@ def _read_json(path: Path, columns: Columns) -> list[Run]:
 
 def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
     numbers, rows = [], []
+    parse = json.JSONDecoder().raw_decode  # json.loads takes twice the time for short lines
     with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
+        for number, padded in enumerate(lines, 1):
+            if line := padded.strip():
                 try:
-                    row = json.loads(line)
+                    row, end = parse(line)
+                    if end < len(line):
+                        json.loads(line)  # raises: something follows the object
                 except ValueError as error:
                     raise ValueError(f"line {number}: {error}") from None
                 if not isinstance(row, dict):
@@ -162,11 +176,12 @@ def _read_jsonl(path: Path, columns: Columns) -> list[Run]:
 def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> list[Run]:
     """Return the run of a file of samples; a metric's name has its filter, as in lm-evaluation-harness's results."""
     item = columns.item or "doc_id"
-    flatten = _flattener(rows)
-    values: dict[str, list[tuple[Row, float]]] = {}
-    skipped: dict[str, list[str]] = {}
-    logged: dict[str, list[Any]] = {}  # metric -> the entries of the file
-    for row in rows:
+    cells = functools.cache(functools.partial(_sample_cells, rows))
+    items = id_texts(cells(item))
+    values: dict[str, Values] = {}  # metric -> its scores
+    skipped: dict[str, list[int]] = {}
+    dictionaries: dict[str, list[Any]] = {}  # metric -> those of its entries that are dictionaries with the score
+    for number, row in enumerate(rows):
         names = row.get("metrics")
         if columns.score:
             names = [columns.score]
@@ -178,41 +193,83 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         for name in names:
             metric, value = f"{name}{suffix}", _number_of(row.get(name))
             if value is None:
-                skipped.setdefault(metric, []).append(text(row.get(item)))
+                skipped.setdefault(metric, []).append(number)
             else:
-                values.setdefault(metric, []).append((row, value))
-                logged.setdefault(metric, []).append(row[name])
+                values.setdefault(metric, []).append((number, value))
+                if isinstance(row[name], dict):
+                    dictionaries.setdefault(metric, []).append(row[name])
     if columns.score and not values:
         raise ValueError(f"no number in {columns.score}; there are: {', '.join(rows[0])}")
-    same = _drop_repeated(values, logged)
+    # Metrics that never have a number are named with an example, others with the items that lack one.
+    never = sorted(set(skipped) - set(values))
+    unscored = [explain_unscored(name, [items[i] for i in skipped[name]]) for name in skipped if name in values]
+    same = _drop_repeated(values, dictionaries)
     # `perplexity` of lm-evaluation-harness is a log-likelihood per item: it gets that name.
     for name in [name for name in values if name.partition(",")[0] == "perplexity"]:
         if all(value <= 0 for _, value in values[name]):  # which no perplexity is
             values[name.replace("perplexity", LOG_LIKELIHOOD)] = values.pop(name)
-    metrics, cluster = {}, ""
-    for name, pairs in values.items():
-        flat = [flatten(row) for row, _ in pairs]
-        cluster = columns.cluster or first_named((*CLUSTER_NAMES, MEDIA), flat)
-        metrics[name] = score_items(flat, [value for _, value in pairs], item, cluster)
-    # Metrics that never have a number are named with an example, others with the items that lack one.
+    contents = _sample_contents(cells)
+    keys = {*itertools.chain.from_iterable(rows), *itertools.chain.from_iterable(_document(row) for row in rows)}
+    cluster = columns.cluster or first_named([name for name in (*CLUSTER_NAMES, MEDIA) if name in keys], cells)
+    clusters = id_texts(cells(cluster)) if cluster else []
+    metrics = {}
+    for name, numbered in values.items():
+        numbers, scores = zip(*numbered, strict=True)
+        metrics[name] = score_items(
+            [items[i] for i in numbers],
+            scores,
+            [clusters[i] for i in numbers] if cluster else [],
+            item=item,
+            cluster=cluster,
+            row_at=[rows[i] for i in numbers].__getitem__,
+            contents={kind: [column[i] for i in numbers] for kind, column in contents.items()},
+        )
     notes = [f"items: {item}", explain_clusters(cluster), *same]
-    if never := sorted(set(skipped) - set(logged)):
+    if never:
         first = {name: rows[0].get(name.partition(",")[0]) for name in never}
         examples = "; ".join(f"{name} (such as {json.dumps(first[name])[:60]})" for name in never)
         notes.append(f"without one number per item, so not compared: {examples}")
-    notes += [explain_unscored(name, items) for name, items in skipped.items() if name in logged]
-    return [Run(model="", seed="", source=path, metrics=metrics, notes=notes)]
+    return [Run(model="", seed="", source=path, metrics=metrics, notes=[*notes, *unscored])]
 
 
-def _drop_repeated(values: dict[str, Any], logged: Mapping[str, list[Any]]) -> list[str]:
+def _sample_cells(rows: Sequence[Row], name: str) -> list[Any]:
+    """Return a key of each sample, or else of its document, which lm-evaluation-harness logs; None without either.
+
+    `input_media` is the first `doc_id` with the same images, since paths differ between machines, and None unless all
+    samples have it.
+    """
+    if name != MEDIA:
+        return [row[name] if name in row else _document(row).get(name) for row in rows]
+    if not all(isinstance(row.get(MEDIA), list) and row[MEDIA] for row in rows):
+        return [None] * len(rows)
+    first: dict[str, Any] = {}  # images -> the first document that shows them
+    return [first.setdefault(json.dumps(row[MEDIA]), row.get("doc_id")) for row in rows]
+
+
+def _document(row: Row) -> Row:
+    document = row.get("doc")
+    return document if isinstance(document, dict) else {}
+
+
+def _sample_contents(cells: Callable[[str], Iterable[Any]]) -> dict[str, list[str]]:
+    """Return what identifies the documents.
+
+    lmms-eval writes the same `doc_hash` for all documents, that of no document: then it is the target and the input.
+    """
+    hashes = texts(cells("doc_hash"))
+    contents = {"target": texts(cells("target")), "input": texts(cells("input"))}
+    return {"doc_hash": hashes, **contents} if len(hashes) == 1 or len(set(hashes)) > 1 else contents
+
+
+def _drop_repeated(values: dict[str, Values], dictionaries: Mapping[str, list[Any]]) -> list[str]:
     """Remove metrics that log the dictionaries of another one, and return a note of them.
 
     POPE's accuracy, precision, recall and F1 are totals of the same answers: their scores per item are equal.
     """
     first: dict[str, str] = {}
     repeated: dict[str, list[str]] = {}
-    for name, entries in logged.items():
-        if all(isinstance(entry, dict) for entry in entries):
+    for name, entries in dictionaries.items():
+        if len(entries) == len(values[name]):
             # Metrics that log equal dictionaries for every item are equal: keep the first.
             original = first.setdefault(json.dumps(entries, sort_keys=True), name)
             if original != name:
@@ -232,34 +289,6 @@ def _number_of(value: Any) -> float | None:
         return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-def _flattener(rows: Sequence[Row]) -> Callable[[Row], dict[str, Any]]:
-    """Return a function that gives a sample of a file the form of a table's row.
-
-    The document's own fields (lm-evaluation-harness logs it) are next to the sample's keys. `input_media` becomes the
-    first `doc_id` with the same images, since paths differ between machines, and is left out unless all samples have
-    it. lmms-eval 0.7 writes the same `doc_hash` for all documents; the hash of such rows is their target.
-    """
-    all_show = all(isinstance(row.get(MEDIA), list) and row[MEDIA] for row in rows)
-    first: dict[str, str] = {}  # images -> the first document that shows them
-    # Paths of two machines differ, the first document with the same images does not.
-    for row in rows if all_show else ():
-        first.setdefault(json.dumps(row[MEDIA]), text(row.get("doc_id")))
-    same_hash = len(rows) > 1 and len({row.get("doc_hash") for row in rows}) == 1
-
-    def flatten(row: Row) -> dict[str, Any]:
-        document = row.get("doc")
-        # The sample's own keys win over equal names in its document.
-        flat = {**document, **row} if isinstance(document, dict) else dict(row)
-        flat.pop(MEDIA, None)
-        if all_show:
-            flat[MEDIA] = first[json.dumps(row[MEDIA])]
-        if same_hash:
-            flat["doc_hash"] = text(row.get("target"))
-        return flat
-
-    return flatten
 
 
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import numpy as np
 from vlp_models.metrics.score import FloatArray, Statistic
 
 MAX_BYTES = 4 << 30
+WHOLE = re.compile(r"-?\d+\.0")
 SCORE_NAMES = ("score", "hit", "eval_score", "correct", "accuracy", "acc", "exact_match", "match")
 ITEM_NAMES = ("item", "index", "doc_id", "question_id", "id")
-CLUSTER_NAMES = ("cluster", "group", "image_id", "video_id", "image_path", "video")
+# Rotations of one question, which VLMEvalKit has in some files, have one g_index.
+CLUSTER_NAMES = ("cluster", "group", "image_id", "video_id", "image_path", "video", "g_index")
 MEDIA = "input_media"  # of a sample of lmms-eval: the image files that it shows, if the documents name files
 
 Row = Mapping[str, Any]
@@ -28,7 +32,9 @@ class Scored:
     """The items of one metric of one run.
 
     parts_NK    statistics that add up over items
-    documents   item -> hash of its content, if the file has one: equal ids with other contents are not the same item
+    contents    what identifies an item's content (its document, target or input) -> a text or hash for each item, "" if
+                unknown: equal ids with other contents are not the same item
+    test        of the test set as a whole
     derived     clusters are named after one of their items, which depends on the items in the file and on their order
     """
 
@@ -36,7 +42,8 @@ class Scored:
     clusters: Sequence[str]
     parts_NK: FloatArray
     statistic: Statistic
-    documents: Mapping[str, str] = field(default_factory=dict)
+    contents: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    test: str = ""
     derived: bool = False
 
 
@@ -44,8 +51,9 @@ class Scored:
 class Run:
     """One evaluated training of a model.
 
-    seed   "" if unknown
-    notes  what was taken for items, scores and clusters
+    seed        "" if unknown
+    notes       what was taken for items, scores and clusters
+    unfinished  why the file does not have all items of the test; "" if unknown
     """
 
     model: str
@@ -53,6 +61,7 @@ class Run:
     source: Path
     metrics: Mapping[str, Scored]
     notes: Sequence[str]
+    unfinished: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,36 +97,69 @@ def text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def score_items(rows: Sequence[Row], values: Sequence[float], item: str, cluster: str) -> Scored:
-    lacking = next((row for row in rows if not text(row.get(item))), None)
-    if lacking is not None:
-        raise ValueError(f"a row without {item}: {json.dumps(lacking, default=str)[:200]}")
-    items = [text(row[item]) for row in rows]
+def texts(cells: Iterable[Any]) -> list[str]:
+    """Return the text of each cell."""
+    return [cell.strip() if type(cell) is str else text(cell) for cell in cells]
+
+
+def id_texts(cells: Iterable[Any]) -> list[str]:
+    """Return the text of each cell of a column of ids; 0.0, 1.0, ... are 0, 1, ... if all cells are like that.
+
+    pandas writes whole numbers so if one of the column's cells was once empty.
+    """
+    names = texts(cells)
+    # The last characters first: few columns end like this, and the pattern takes longer.
+    decimals = all(name.endswith(".0") for name in names) and all(map(WHOLE.fullmatch, names))
+    return [name[:-2] for name in names] if decimals else names
+
+
+def score_items(
+    items: Sequence[str],
+    values: Sequence[float] | FloatArray,
+    clusters: Sequence[str],
+    *,
+    item: str,
+    cluster: str,
+    row_at: Callable[[int], Row],
+    contents: Mapping[str, Sequence[str]] | None = None,
+) -> Scored:
+    """Return the items with their scores.
+
+    Args:
+        clusters: empty if every item counts by itself.
+        item, cluster: names of their columns, for messages.
+        row_at: returns a row for a message.
+
+    Raises:
+        ValueError: an item has no name or occurs twice, or has no cluster.
+    """
+    if not all(items):
+        row = row_at(list(items).index(""))
+        raise ValueError(f"a row without {item}: {json.dumps(row, default=str)[:200]}")
     if len(set(items)) < len(items):
-        seen: set[str] = set()
-        # `add` returns None, so the condition is true of the first name that has occurred before.
-        repeated = next(name for name in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        repeated = next(name for name, count in Counter(items).items() if count > 1)
         raise ValueError(f"{item} {repeated} occurs more than once; name a column that distinguishes rows with --item")
     # An empty cell would put unrelated items into one cluster.
-    blank = [name for name, row in zip(items, rows, strict=True) if cluster and not text(row.get(cluster))]
-    if blank:
+    if not all(clusters):
+        blank = [name for name, label in zip(items, clusters, strict=True) if not label]
         raise ValueError(
             f"{cluster} is empty for {len(blank):,} items ({', '.join(blank[:5])}), so it cannot form the clusters; "
             f"fill it, or name another column with --cluster ({item}: each item by itself)"
         )
     return Scored(
         items=items,
-        clusters=[text(row[cluster]) for row in rows] if cluster else items,
+        clusters=clusters or items,
         # (N, 2): value and count of each item, whose sums over items give the mean.
         parts_NK=np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))]),
         statistic=plain_mean,
-        documents={name: str(row["doc_hash"]) for name, row in zip(items, rows, strict=True) if row.get("doc_hash")},
+        contents=contents or {},
         derived=cluster == MEDIA,
     )
 
 
-def first_named(names: Iterable[str], rows: Sequence[Row]) -> str:
-    return next((name for name in names if any(text(row.get(name)) for row in rows)), "")
+def first_named(names: Iterable[str], column: Callable[[str], Iterable[Any]]) -> str:
+    """Return the first name whose column has a cell that is not empty; "" if all are empty."""
+    return next((name for name in names if any(map(text, column(name)))), "")
 
 
 def explain_unscored(name: str, items: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.compare.comparison import holm
 from vlp_models.errors import DataError
 from vlp_models.evaluation.report import ReportContext, Section
 from vlp_models.metrics.bootstrap import MIN_GROUPS
@@ -106,6 +105,20 @@ def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: i
             )
         )
     return differences
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Apply Holm's step-down correction (1979), keeping the order.
+
+    Calling every corrected p below alpha a difference keeps the probability of any false one below alpha.
+    """
+    corrected = [0.0] * len(ps)
+    highest = 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        # The smallest p times the number of tests, the next times one less, and never less than the one before.
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = highest
+    return corrected
 
 
 def _mean_value(runs: Sequence[Evidence]) -> float:
