@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vlp_models.common.progress import progress_bar
-from vlp_models.contrib.compare.exact import differs_by_one_size, exact_p
+from vlp_models.contrib.compare.exact import are_right_or_wrong, exact_p
 from vlp_models.contrib.compare.read import read_runs
 from vlp_models.contrib.compare.scored import Columns, Run, Scored
 from vlp_models.errors import DataError
@@ -283,7 +283,7 @@ def _test_few(
         )
     if corrected > allowed:
         return dataclasses.replace(row, reason=f"{few}; the exact p shows no difference")
-    if not differs_by_one_size(sums_a_GK, sums_b_GK):
+    if not (are_right_or_wrong(sums_a_GK) and are_right_or_wrong(sums_b_GK)):
         reason = f"{few}; the exact p assumes that wins and losses of one size are equally likely between equals"
         return dataclasses.replace(row, reason=f"{reason}, which so few cannot show")
     if row.gain > 0:

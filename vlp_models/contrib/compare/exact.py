@@ -40,16 +40,16 @@ def exact_p(sums_a_GK: FloatArray, sums_b_GK: FloatArray, statistic: Statistic) 
     for signs in itertools.product((1, -1), repeat=len(tail_GK)):
         # (S, K) + (K,): all ways for the head, with one for the tail.
         differences_S = difference(sums_SK + np.array(signs) @ tail_GK if len(tail_GK) else sums_SK)
-        # The tolerance counts a difference that equals the observed one but for rounding.
-        extreme += int((differences_S >= observed - 1e-9 * max(observed, 1e-300)).sum())
+        # The tolerance counts a difference that equals the observed one but for rounding; an undefined one counts, too.
+        extreme += int((~(differences_S < observed * (1 - 1e-9))).sum())
         ways += len(differences_S)
     return extreme / ways
 
 
-def differs_by_one_size(sums_a_GK: FloatArray, sums_b_GK: FloatArray) -> bool:
-    """Return whether all clusters on which the models differ do so by the same amount, such as right or wrong answers.
+def are_right_or_wrong(sums_GK: FloatArray) -> bool:
+    """Return whether each cluster is one answer that is right, (1, 1), or wrong, (0, 1).
 
-    Then a model is better if and only if it wins more often than it loses, and the test assumes nothing else.
+    Then a model is better if and only if it wins more often than it loses, and the test assumes nothing else. Scores of
+    other sizes could hide a rare large loss.
     """
-    sizes = np.abs((sums_a_GK - sums_b_GK)[(sums_a_GK != sums_b_GK).any(axis=1)])
-    return bool(np.allclose(sizes, sizes[:1], rtol=1e-9, atol=0)) if len(sizes) else True
+    return sums_GK.shape[1] == 2 and bool(np.isin(sums_GK[:, 0], (0, 1)).all() and (sums_GK[:, 1] == 1).all())

@@ -248,10 +248,11 @@ def read_table(path: Path, table: Table, columns: Columns) -> list[Run]:
         values_M = values_N[rows_N]
         # (N,) -> (M,): rotations of a question become one item, at the row of the first.
         if questions and (merged := _merge_rotations(_take(questions, rows_N), values_M)):
+            first_M, values_M = merged
             notes.append(
-                f"{len(rows_N):,} rotations of {len(merged[0]):,} questions, each right if all of its rotations are"
+                f"{len(rows_N):,} rotations of {len(first_M):,} questions, each right if all its rotations are"
             )
-            labels, rows_N, values_M = questions, rows_N[merged[0]], merged[1]
+            labels, rows_N = questions, rows_N[first_M]
         is_scored_M = ~np.isnan(values_M)
         if not is_scored_M.all():
             notes.append(explain_unscored(metric, _take(labels, rows_N[~is_scored_M])))
