@@ -93,11 +93,10 @@ VERDICTS = (
     "no (?:measurable |visible )?(?:gain|overhead|difference)"
 )
 ONE = rf"one(?= (?:{COUNTED.replace(' ', '|')})s?\b)"
-WORDS = rf"\b(?:{'|'.join([*COUNTS[2:], ONE, SHARES, LARGE, VERDICTS])})\b(?!-)"
+YES = r"(?<=\| )(?:yes|no)(?= \|)"
+WORDS = rf"\b(?:{'|'.join([*COUNTS[2:], ONE, SHARES, LARGE, VERDICTS, YES])})\b(?!-)"
 # what a page states: a number that is not a part of a name (R@1, BLEU-4, float32), a count, a share or a verdict
-CLAIM = re.compile(
-    rf"(?<![\w@])(?<![A-Za-z]-)(?:(?:< )?[-+]?)\d+(?:[.,:]\d+)*|{WORDS}|(?<=\| )(?:yes|no)(?= \|)", re.IGNORECASE
-)
+CLAIM = re.compile(rf"(?<![\w@])(?<![A-Za-z]-)(?:(?:< )?[-+]?)\d+(?:[.,:]\d+)*|{WORDS}", re.IGNORECASE)
 CODE = re.compile(r"^ *```(?:bash|mermaid)\n.*?^ *```|`[^`\n]+`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
 LEAD = re.compile(r"^\s*(?:# )?(?:\.\.\. )?")  # of a comment in a console block
@@ -387,39 +386,38 @@ class Page:
             self.text = self.text[:start] + new + self.text[end:]
 
     def _fill_text(self, text: str, figures: str) -> None:
-        matches = list(phrase(text).finditer(self.text))
-        if len(matches) != 1:
-            raise FigureError(f"{text!r} occurs {len(matches)} times, not once")
-        values = Keys(self.sources).values(figures)
-        if len(values) != text.count("#"):
-            raise FigureError(f"{len(values)} keys for {text.count('#')} figures in {text!r}")
-        self.bound.append(matches[0].span())
-        for index, value in enumerate(values, 1):
-            self._replace(*matches[0].span(index), value)
+        for match in self._find(text, 1, str(bindings_of(self.name))):
+            values = Keys(self.sources).values(figures)
+            if len(values) != text.count("#"):
+                raise FigureError(f"{len(values)} keys for {text.count('#')} figures in {text!r}")
+            for index, value in enumerate(values, 1):
+                self._replace(*match.span(index), value)
 
     def _fill_recorded(self, source: str, texts: str) -> None:
         for text, count in Counter(filter(None, map(str.strip, texts.splitlines()))).items():
-            matches = list(phrase(text).finditer(self.text))
-            if len(matches) != count:
-                self._compare_recorded(text, source, f"occurs {len(matches)} times, not {count}")
-            for match in matches:
-                figures = [match.span(index) for index in range(1, text.count("#") + 1)]
-                edges = [match.start(), *(edge for span in figures for edge in span), match.end()]
-                self.bound += zip(edges[::2], edges[1::2], strict=True)
+            self._find(text, count, source)
 
-    def _compare_recorded(self, text: str, source: str, problem: str) -> None:
-        """Note which claim of a recorded text differs on the page, or that the text is not there."""
+    def _find(self, text: str, count: int, source: str) -> list[re.Match[str]]:
+        """Bind a text but for its `#`; return where it is. If one claim of it differs on the page, note that figure."""
+        matches = list(phrase(text).finditer(self.text))
+        for match in matches:
+            figures = [match.span(index) for index in range(1, text.count("#") + 1)]
+            edges = [match.start(), *(edge for span in figures for edge in span), match.end()]
+            self.bound += zip(edges[::2], edges[1::2], strict=True)
+        if len(matches) == count:
+            return matches
         claims = [match[0] for match in re.finditer(rf"#|{CLAIM.pattern}", text, re.IGNORECASE)]
         near = []
         for match in phrase(CLAIM.sub("#", text)).finditer(self.text):
             pairs = enumerate(zip(match.groups(), claims, strict=True), 1)
             different = [index for index, (shown, claim) in pairs if claim not in ("#", shown)]
-            near += [(match, different)] if len(different) == 1 else []
+            near += [(match, different[0])] if len(different) == 1 else []
         if len(near) == 1:
-            match, (index,) = near[0]
+            match, index = near[0]
             self._replace(*match.span(index), Value(source, claims[index - 1], text=True))
         else:
-            self.errors.append(f"{self.name}: {text!r} {problem} ({source})")
+            self.errors.append(f"{self.name}: {text!r} occurs {len(matches)} times, not {count} ({source})")
+        return []
 
     def _fill_table(
         self, below: str, columns: Sequence[str], source: str = "", rows: Sequence[str] = (), number: int = 1
@@ -434,6 +432,7 @@ class Page:
             raise FigureError(f"{below!r} has {len(lines)} rows, not {len(rows)}")
         match = SOURCE.match(source)
         keys = Keys(self.sources, match[0] if match else "", source[match.end() :].strip() if match else source)
+        used = {match for text in (source, *columns) for match in re.findall(r"\$(row|\d)", text)}
         for index, (offset, line) in enumerate(lines):
             name = rows[index] if rows else ""
             if name == "-":
@@ -445,14 +444,19 @@ class Page:
                 raise FigureError(f"{below!r}: a row has {len(cells)} cells, not {len(columns)}: {line}")
             words = [cell.strip(" *`") for _, cell in cells]
             replacements = {"row": name or words[0], **{str(n): word for n, word in enumerate(words, 1)}}
-            used = {match for text in (source, *columns) for match in re.findall(r"\$(row|\d)", text)}
             for number, ((start, cell), word, column) in enumerate(zip(cells, words, columns, strict=False), 1):
-                if column and word:
-                    self._fill_cell(start, cell, keys.values(column, replacements))
+                try:
+                    self._fill_cell(start, cell, keys.values(column, replacements) if column and word else [])
+                except FigureError as error:
+                    self.errors.append(f"{self._location(start)}: {error}")
+                    self.bound.append((offset, offset + len(line)))  # one error for the row is enough
+                    break
                 if str(number) in used or (number == 1 and "row" in used and not rows):
                     self.bound.append((start, start + len(cell)))  # another word would select nothing
 
     def _fill_cell(self, offset: int, cell: str, values: Sequence[Value | None]) -> None:
+        if not values:
+            return
         if any(value and re.fullmatch(VERDICTS, value.shown) for value in values):
             spans = [match.span() for match in CLAIM.finditer(cell)]
         elif any(value and value.text for value in values):
@@ -477,20 +481,21 @@ class Page:
             raise FigureError(f"{old!r} is bound to {value.key} and to another key")
         if edit not in self.edits:
             self.edits.append(edit)
-        location = f"{self.name}:{self.text.count(chr(10), 0, start) + 1}"
-        self.figures.append(Figure(location, value.key, old, new))
+        self.figures.append(Figure(self._location(start), value.key, old, new))
+
+    def _location(self, offset: int) -> str:
+        return f"{self.name}:{self.text.count(chr(10), 0, offset) + 1}"
 
     def _find_unbound(self, names: Iterable[str]) -> None:
         """Note the lines with claims that no binding has. names: phrases that claim nothing."""
         unclaimed = [CODE, *(phrase(name) for name in names)]
         bound = [*self.bound, *(match.span() for pattern in unclaimed for match in pattern.finditer(self.text))]
-        lines: dict[int, list[str]] = {}
+        lines: dict[str, list[str]] = {}
         for match in CLAIM.finditer(self.text):
             if not any(start <= match.start() < end for start, end in bound):
-                lines.setdefault(self.text.count("\n", 0, match.start()) + 1, []).append(match[0])
-        bindings = bindings_of(self.name)
+                lines.setdefault(self._location(match.start()), []).append(match[0])
         self.unbound = [
-            f"{self.name}:{n}: no entry of {bindings} has {', '.join(claims)}" for n, claims in lines.items()
+            f"{n}: no entry of {bindings_of(self.name)} has {', '.join(claims)}" for n, claims in lines.items()
         ]
 
 

@@ -302,8 +302,8 @@ def test_error_names_the_page_and_what_there_is(
     [
         ('[[text]]\ntext = "one #"\nfigures = "../one.json a"', "names no source"),
         ('[[text]]\ntext = "one #"\nfigures = "none.json a"', "no source none.json"),
-        ('[[text]]\ntext = "two #"\nfigures = "one.json a"', "'two #' occurs 0 times, not once"),
-        ('[[text]]\ntext = "#"\nfigures = "one.json a"', "'#' occurs 5 times, not once"),
+        ('[[text]]\ntext = "other #"\nfigures = "one.json a"', "'other #' occurs 0 times, not 1"),
+        ('[[text]]\ntext = "#"\nfigures = "one.json a"', "'#' occurs 5 times, not 1"),
         ('[[text]]\ntext = "one #"', "missing 1 required positional argument: 'figures'"),
         ('[[text]]\ntext = "one #"\nfigure = "one.json a"', "other keys than"),
         ('[[cell]]\ntext = "one #"', "other keys than"),
