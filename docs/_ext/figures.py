@@ -69,7 +69,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
 BINDINGS = Path("docs/_figures")
 NAMES = BINDINGS / "names.toml"
-COMPLETE = ("README.md", "docs/results/*.md")
+COMPLETE = ("README.md", "docs/results/*.md", "docs/guides/comparing.md")
 ENTRIES = {
     "text": {"text", "figures"},
     "table": {"below", "number", "source", "rows", "columns"},
@@ -97,7 +97,9 @@ YES = r"(?<=\| )(?:yes|no)(?= \|)"
 WORDS = rf"\b(?:{'|'.join([*COUNTS[2:], ONE, SHARES, LARGE, VERDICTS, YES])})\b(?!-)"
 # what a page states: a number that is not a part of a name (R@1, BLEU-4, float32), a count, a share or a verdict
 CLAIM = re.compile(rf"(?<![\w@])(?<![A-Za-z]-)(?:(?:< )?[-+]?)\d+(?:[.,:]\d+)*|{WORDS}", re.IGNORECASE)
-CODE = re.compile(r"^ *```(?:bash|mermaid)\n.*?^ *```|`[^`\n]+`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE)
+CODE = re.compile(
+    r"^ *```(?:bash|mermaid|python|toml|yaml)\n.*?^ *```|`[^`\n]+`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE
+)
 SPAN = re.compile(r"`([^`]+)`")
 LEAD = re.compile(r"^\s*(?:# )?(?:\.\.\. )?")  # of a comment in a console block
 UNSAFE = re.compile(r"[`|<>\[\]\\\x00-\x1f\x7f]")  # in a text: would be read as Markdown

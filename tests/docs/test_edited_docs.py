@@ -112,11 +112,11 @@ def draw_edits(pages: dict[str, str], seed: int) -> Iterator[Edit]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_edits_are_found(seed: int, tmp_path: Path) -> None:
-    names = ["README.md", *(f"docs/results/{path.name}" for path in sorted((ROOT / "docs" / "results").glob("*.md")))]
+    names = sorted(str(path.relative_to(ROOT)) for pattern in figures.COMPLETE for path in ROOT.glob(pattern))
     pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
-    (tmp_path / "docs" / "results").mkdir(parents=True)
     shutil.copytree(ROOT / figures.BINDINGS, tmp_path / figures.BINDINGS)
     for name, text in pages.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     sources = figures.Sources()
     assert not [line for name in names for line in figures.faults(figures.fill(name, tmp_path, sources))]
