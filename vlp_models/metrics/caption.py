@@ -94,7 +94,9 @@ def score_caption_sets(
             note = notes[name]
             # The scorers return a value per image, in the order of the ids, which candidates and references share.
             _, rouge = Rouge().compute_score(references, candidates)
-            _, cider = Cider().compute_score(references, candidates)
+            # CIDEr's scorer fails if no reference has a word; no caption has an n-gram of one then.
+            has_words = any(itertools.chain.from_iterable(references.values()))
+            cider = Cider().compute_score(references, candidates)[1] if has_words else np.zeros(len(candidates))
             result[name] = [
                 *_bleu(candidates, references, note),
                 mean_score("ROUGE-L", rouge, list(candidates), note),

@@ -38,6 +38,7 @@ from vlp_models.errors import MissingToolError
 NOT_FOUND = "java not found"
 TOKENIZER_TIMEOUT = 600.0  # seconds; COCO's 5k test split takes three
 METEOR_TIMEOUT = 3600.0
+NEXT_LINE = "a"  # after each text to tokenize
 STATISTICS = 23  # numbers that METEOR counts per segment
 STOPPING = 1.0  # seconds for a failing program to finish its message
 
@@ -66,7 +67,8 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
     """Return one line of space-separated, lower-case Penn Treebank tokens per text, with punctuation.
 
     All whitespace is collapsed first: a carriage return, form feed, vertical tab or U+2028 would count as a line end
-    and shift every later caption to the wrong image.
+    and shift every later caption to the wrong image. Each text is tokenized as if it were alone: the program also reads
+    the start of the next line, so that `plan B.` ends in `b` before an upper-case letter and in `b.` elsewhere.
 
     Raises:
         MissingToolError: Java is missing or failed.
@@ -75,9 +77,9 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
     jar = package_directory() / "tokenizer" / "stanford-corenlp-3.4.1.jar"
     with tempfile.TemporaryDirectory(prefix="vlp-ptb-") as directory:
         file = Path(directory) / "captions.txt"
-        lines = "\n".join(" ".join(text.split()) for text in texts)
+        lines = "".join(f"{' '.join(text.split())}\n{NEXT_LINE}\n" for text in texts)
         # A lone surrogate, which UTF-8 cannot encode, becomes a question mark instead of an error.
-        file.write_bytes((lines + "\n").encode("utf-8", errors="replace"))
+        file.write_bytes(lines.encode("utf-8", errors="replace"))
         command = [java, "-Dfile.encoding=UTF-8", "-XX:+UseSerialGC", "-cp", str(jar)]
         command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", str(file)]
         try:
@@ -86,8 +88,8 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
             raise MissingToolError(f"java failed: {error}") from None
     if done.returncode:
         raise MissingToolError(f"java failed: {program_reason(done.stderr, done.stdout)}")
-    # The output ends with a line break, so the last element is empty.
-    result = done.stdout.decode("utf-8", errors="replace").split("\n")[:-1]
+    # Every other line is `NEXT_LINE`, and the output ends with a line break.
+    result = done.stdout.decode("utf-8", errors="replace").split("\n")[:-1:2]
     if len(result) != len(texts):
         raise MissingToolError(f"java failed: {len(texts)} captions gave {len(result)} lines of tokens")
     return result
@@ -147,12 +149,11 @@ class Meteor:
         METEOR's `MeteorStats.addStats` does not add the chunk of a segment whose words all match in one chunk, such as
         a caption that equals a reference, so that segment has 0 chunks here.
 
-        As in pycocoevalcap, `|||`, which separates the fields of a line, is removed from the candidate. pycocoevalcap
-        keeps it in a reference, which the program then reads as two; here it becomes a space.
+        As in pycocoevalcap, `|||`, which separates the fields of a line, is removed from the candidate and not from a
+        reference, which the program then reads as two.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        fields = ["SCORE", *(text.replace("|||", " ") for text in references), candidate.replace("|||", "")]
-        line = " ||| ".join(" ".join(text.split()) for text in fields)
+        line = " ||| ".join(["SCORE", *references, candidate.replace("|||", "")])
         answer = b""
         try:
             self._process.stdin.write(f"{line}\n".encode("utf-8", errors="replace"))
@@ -320,7 +321,8 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
         if lost:
             dropped[text] = lost
         exact = not lost and not _unspaced_scripts(composed_text)
-        tokens[text] = _without_punctuation(line.split()) if exact else ptb_like(composed_text)
+        # Not at U+00A0: the tokenizer has it within a token, such as a phone number or `1 1/2`.
+        tokens[text] = _without_punctuation(line.split(" ")) if exact else ptb_like(composed_text)
     return Tokenization(tokens=tokens, no_java=no_java, dropped=dropped)
 
 

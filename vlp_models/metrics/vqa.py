@@ -2,10 +2,11 @@
 
 Accuracy: for each annotator left out, min(1, agreeing others / 3), averaged.
 
-WUPS (Malinowski and Fritz 2014, equation 12) is DAQUAR's accuracy that gives credit for similar words, by Wu and
-Palmer's similarity. An answer is a set of words. The similarity of two words is the highest over their synsets in
-WordNet; below the threshold it counts a tenth. WordNet comes with nltk and needs a separate download, so neither is a
-dependency: without them WUPS is `not computed`.
+A question with one right answer (DAQUAR) is scored as by the program of Malinowski and Fritz (2014), to which an
+answer is the set of its parts between commas: their order and repeats do not count. Accuracy (the program's threshold
+-1) is the share of equal sets. WUPS (equation 12) gives credit for similar words, by Wu and Palmer's similarity: the
+highest over the two words' nouns in WordNet; below the threshold it counts a tenth. WordNet comes with nltk and needs a
+separate download, so neither is a dependency: without them WUPS is `not computed`.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ def question_accuracy(prediction: str, answers: Sequence[str]) -> float:
     """Return the accuracy of one prediction: 0, .3, .6, .9 or 1 with ten annotators.
 
     As in the official code, both sides are normalized only if the annotators differ: if all ten answered `yes`, then
-    `Yes` scores 0. A single right answer (DAQUAR) must match exactly: 0 or 1.
+    `Yes` scores 0. A single right answer (DAQUAR) scores 1 if its set of words is predicted, else 0.
     """
     if not answers:
         raise ValueError("no answers: this question cannot be scored")
     if is_exact(answers):
-        return float(_trim(prediction) == _trim(answers[0]))
+        return float(set(_split_words(prediction)) == set(_split_words(answers[0])))
     prediction, true_answers = _trim(prediction), [_trim(answer) for answer in answers]
     if len(set(true_answers)) > 1:
         prediction, true_answers = normalize_answer(prediction), [normalize_answer(answer) for answer in true_answers]
@@ -143,8 +144,6 @@ def score_wups(
 def wups(prediction: str, answer: str, threshold: float, similarity: Similarity) -> float:
     """Return the WUPS of one question, 0 to 1: the smaller of recall and precision of its words."""
     predicted, right = _split_words(prediction), _split_words(answer)
-    if not predicted or not right:
-        return 0.0
 
     def match(word: str, other_word: str) -> float:
         value = 1.0 if word == other_word else similarity(word, other_word)
@@ -157,7 +156,7 @@ def wups(prediction: str, answer: str, threshold: float, similarity: Similarity)
 
 
 def wordnet_similarity() -> Similarity | None:
-    """Return Wu and Palmer's similarity, the highest over two words' synsets; None without nltk or its WordNet."""
+    """Return Wu and Palmer's similarity, the highest over two words' nouns; None without nltk or its WordNet."""
     try:
         wordnet = importlib.import_module("nltk.corpus").wordnet
         wordnet.synsets("table")
@@ -166,12 +165,12 @@ def wordnet_similarity() -> Similarity | None:
 
     @lru_cache(maxsize=100_000)
     def similarity(word: str, other_word: str) -> float:
-        pairs = ((a, b) for a in wordnet.synsets(word) for b in wordnet.synsets(other_word))
+        nouns, other_nouns = (wordnet.synsets(text, pos=wordnet.NOUN) for text in (word, other_word))
+        pairs = ((a, b) for a in nouns for b in other_nouns)
         return max((a.wup_similarity(b) or 0.0 for a, b in pairs), default=0.0)
 
     return similarity
 
 
 def _split_words(text: str) -> list[str]:
-    words = [part.strip() for part in text.split(",")]
-    return [word for word in words if word]
+    return [part.strip() for part in text.split(",")]
