@@ -114,7 +114,7 @@ def test_new_bundle_rewrites_scores_captions_and_hashes(tmp_path: Path) -> None:
                 record.update(value=1151.06, low=-2.04, high=3.96, baselines={"nearest-neighbor caption": 7.0})
         return json.dumps(records).encode()
 
-    name = "tden-captioning.run.zip"
+    name = "scenes-tden-captioning.run.zip"
     changed_bundle(RUNS / name, tmp_path, "scores.json", scores)
     changed_bundle(
         tmp_path / name,
@@ -134,12 +134,12 @@ def test_new_bundle_rewrites_scores_captions_and_hashes(tmp_path: Path) -> None:
 def test_changed_bundle_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], page: Callable[[str, str], Path]
 ) -> None:
-    content = bytearray((RUNS / "tden-vqa.run.zip").read_bytes())
+    content = bytearray((RUNS / "scenes-tden-vqa.run.zip").read_bytes())
     content[len(content) // 2] ^= 1
-    (tmp_path / "tden-vqa.run.zip").write_bytes(content)
-    page("seed 1\n", '[[text]]\ntext = "seed #"\nfigures = "tden-vqa.run.zip seed"\n')
+    (tmp_path / "scenes-tden-vqa.run.zip").write_bytes(content)
+    page("seed 1\n", '[[text]]\ntext = "seed #"\nfigures = "scenes-tden-vqa.run.zip seed"\n')
     assert figures.main([f"--sources={tmp_path}", f"--root={tmp_path}"]) == 1
-    assert "docs/page.md: tden-vqa.run.zip seed" in capsys.readouterr().out
+    assert "docs/page.md: scenes-tden-vqa.run.zip seed" in capsys.readouterr().out
 
 
 TABLE = """# Runs

@@ -30,7 +30,7 @@ from vlp_models.metrics.score import HEADER, write_items
 from vlp_models.metrics.unseen import SEEN_TEXT, score_unseen
 from vlp_models.tasks.scoring import read_item_scores
 
-BUNDLE = Path(__file__).parents[3] / "docs" / "results" / "runs" / "tden-vqa.run.zip"
+BUNDLE = Path(__file__).parents[3] / "docs" / "results" / "runs" / "scenes-soho-vqa.run.zip"
 Files = dict[str, bytes]
 Rows = list[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def contents() -> tuple[dict[str, Any], dict[str, bytes]]:
         {"weights": {}},
         {"task": "vqa\u202eREVERSED"},
         {"task": "captioning"},
-        {"model": "soho"},
+        {"model": "tden"},
         {"seed": 2},
         {"git_commit": "0" * 40},
         {"bootstrap": 1},
@@ -95,7 +95,7 @@ def test_invalid_value_in_the_manifest_is_refused(changes: dict[str, Any], tmp_p
         {"n": "1"},
         {"metric": "accuracy \u202e)tset("},
         {"run": "other"},
-        {"model": "soho"},
+        {"model": "tden"},
         {"seed": 1834},
         {"value": ...},  # without the key
     ],
@@ -171,7 +171,7 @@ FORGED = {"value": 100.0, "low": 100.0, "high": 100.0}
         (without_items_of_test, "accuracy on scenes test: has a score, but no items"),
         (without_items, "no score has items"),
         (by_macro_f1, "accuracy on scenes test: its items have the statistic macro F1, not mean"),
-        (right_answers_only, "accuracy on scenes test: n is 1800, and it has 1516 items"),
+        (right_answers_only, "accuracy on scenes test: n is 1800, and it has 1535 items"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -245,7 +245,7 @@ def test_replay_prints_the_checked_metrics_and_both_commits(tmp_path: Path) -> N
     output = CliRunner().invoke(app, ["replay", str(path)]).output
     assert f"packed at commit {'b' * 12}+changes, evaluated at {'a' * 12}\n" in output
     assert "(scenes val: accuracy; scenes test: accuracy)" in output
-    first = CliRunner().invoke(app, ["replay", str(BUNDLE.with_name("soho-vqa.run.zip"))]).stdout.splitlines()[0]
+    first = CliRunner().invoke(app, ["replay", str(BUNDLE)]).stdout.splitlines()[0]
     assert first.endswith("commit ef2a6e54c809+changes")
 
 
@@ -316,7 +316,7 @@ def test_damaged_items_are_an_error_that_names_bundle_and_member(
 def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_files, "MAX_ROWS", 2699)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda self: pytest.fail("was read"))
-    with pytest.raises(DataError, match=r"tden-vqa\.run\.zip: items\.parquet: .* 2,700 rows"):
+    with pytest.raises(DataError, match=r"scenes-soho-vqa\.run\.zip: items\.parquet: .* 2,700 rows"):
         score(open_bundle(BUNDLE))
     monkeypatch.setattr(run_bundle, "MAX_BYTES", 100_000)
     monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("was read"))
@@ -332,7 +332,7 @@ def two_scores(files: Files) -> Files:
 
 def other_params(files: Files) -> Files:
     raw = yaml.safe_load(files[PARAMS])
-    raw["finetune"]["tden-vqa"]["seed"] = 7
+    raw["finetune"]["soho-vqa"]["seed"] = 7
     return files | {PARAMS: yaml.safe_dump(raw).encode()}
 
 

@@ -18,7 +18,7 @@ from vlp_models.contrib.bundles import replay
 from vlp_models.contrib.bundles.run_bundle import RunBundle, open_bundle
 from vlp_models.errors import DataError
 
-BUNDLE = Path(__file__).parents[3] / "docs" / "results" / "runs" / "tden-vqa.run.zip"
+BUNDLE = Path(__file__).parents[3] / "docs" / "results" / "runs" / "scenes-tden-vqa.run.zip"
 PLUGIN = "from vlp_models.metrics.score import mean_score\n\n\ndef measure(examples):\n    return []\n"
 INPUTS = {
     "plugins/shade.py": PLUGIN,

@@ -1,12 +1,146 @@
-"""Standalone bundles: rounded weights, and what of a prediction is compared."""
+"""Standalone bundles: the committed ones predict again in an empty folder; other weights, or none, are noticed."""
 
 from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load, save
 
-from vlp_models.contrib.bundles.standalone import LEVELS, drop_probabilities, restore_weights, round_weights
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.bundles.run_bundle import MANIFEST, RunBundle, archive_bytes, open_bundle
+from vlp_models.contrib.bundles.standalone import (
+    LEVELS,
+    ROUNDED,
+    drop_probabilities,
+    restore_weights,
+    round_weights,
+    unpack,
+)
+from vlp_models.errors import DataError
+
+RUNS = Path(__file__).parents[3] / "docs" / "results" / "runs"
+BUNDLES = sorted(RUNS.glob("*.run.zip"))
+STANDALONE = ["scenes-tden-vqa"]
+
+
+def replay(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vlp_models.cli.main", "replay", str(path), "--level", "predict"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
+
+
+def repack(bundle: RunBundle, path: Path, changes: dict[str, bytes]) -> Path:
+    """Write a bundle with other members and matching hashes."""
+    files = {**bundle.files, **changes}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != MANIFEST}
+    files[MANIFEST] = json.dumps({**bundle.manifest, "files": hashes}).encode()
+    path.write_bytes(archive_bytes(files))
+    return path
+
+
+def weights_name(bundle: RunBundle) -> str:
+    return f"checkpoints/finetune/{bundle.run}/{ROUNDED}"
+
+
+def test_file_names_have_the_dataset_and_the_run() -> None:
+    # Presets share names of runs: tden-captioning alone is several.
+    for path in BUNDLES:
+        bundle, name = open_bundle(path), path.name.removesuffix(".run.zip")
+        datasets = [dataset.replace("_", "-") for dataset in bundle.params()["data"]]
+        assert name.endswith(bundle.run) and any(dataset in name for dataset in datasets), name
+
+
+def test_standalone_bundles_are_those_that_the_docs_list() -> None:
+    assert [path.name for path in BUNDLES if open_bundle(path).is_standalone] == [f"{n}.run.zip" for n in STANDALONE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STANDALONE)
+def test_committed_bundle_predicts_the_same_in_an_empty_folder(name: str, tmp_path: Path) -> None:
+    path = RUNS / f"{name}.run.zip"
+    done = replay(path, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    predictions = {
+        file: len(content.splitlines())
+        for file, content in open_bundle(path).files.items()
+        if file.startswith("predictions-")
+    }
+    assert predictions and not list(tmp_path.iterdir())
+    for file, count in predictions.items():
+        assert f"equal      {file}: all {count:,} are equal\n" in done.stdout
+    assert "equal      computed again: all " in done.stdout and "differs" not in done.stdout
+
+
+@pytest.mark.slow
+def test_other_weights_give_other_predictions(tmp_path: Path) -> None:
+    bundle = open_bundle(RUNS / f"{STANDALONE[0]}.run.zip")
+    weights = load(bundle.files[weights_name(bundle)])
+    changed = {name: -tensor if name.startswith("scale.head") else tensor for name, tensor in weights.items()}
+    path = repack(bundle, tmp_path / "other.run.zip", {weights_name(bundle): save(changed)})
+    done = replay(path, tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "differs    predictions-test.jsonl: " in done.stdout and "differs    computed again: " in done.stdout
+
+
+def pickled() -> bytes:
+    """Return what torch saves, a pickle that would create a file when it is loaded."""
+    buffer = io.BytesIO()
+    torch.save({"model.weight": torch.zeros(2, 2)}, buffer)
+    return buffer.getvalue()
+
+
+def without_a_scale(weights: bytes) -> bytes:
+    tensors = load(weights)
+    return save({name: tensor for name, tensor in tensors.items() if not name.startswith("low.")})
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda weights: pickled(), lambda weights: weights[:-1], without_a_scale, lambda _: b""]
+)
+def test_weights_that_are_no_safetensors_are_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    bundle = open_bundle(RUNS / f"{STANDALONE[0]}.run.zip")
+    name = weights_name(bundle)
+    opened = open_bundle(repack(bundle, tmp_path / "damaged.run.zip", {name: damage(bundle.files[name])}))
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(DataError, match=f"{name}: not weights of a bundle"):
+        unpack(opened.files, Workspace(tmp_path / "copy"), opened.run)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "checkpoints/finetune/tden-vqa/model.bin",
+        "checkpoints/finetune/tden-vqa/model.pt",
+        "checkpoints/finetune/../weights.safetensors",
+        "checkpoints/pretrain/tden/model.safetensors",
+        "data/shards/../../params.txt",
+        "data/shards/.hidden.json",
+        "data/raw/a.json",
+        "/data/shards/a.tar",
+        "plugins/a.py",
+    ],
+)
+def test_member_outside_of_the_three_folders_is_refused(member: str, tmp_path: Path) -> None:
+    bundle = open_bundle(RUNS / f"{STANDALONE[0]}.run.zip")
+    with pytest.raises(DataError, match="not a file of a bundle"):
+        open_bundle(repack(bundle, tmp_path / "more.run.zip", {member: b""}))
+
+
+def test_a_changed_byte_of_the_weights_is_refused(tmp_path: Path) -> None:
+    path = RUNS / f"{STANDALONE[0]}.run.zip"
+    content = bytearray(path.read_bytes())
+    offset = content.index(ROUNDED.encode()) + 100_000  # in the first entry: its name, then its data
+    content[offset] ^= 1
+    (tmp_path / path.name).write_bytes(content)
+    with pytest.raises(DataError, match=r"damaged|changed since it was packed"):
+        open_bundle(tmp_path / path.name)
 
 
 @pytest.mark.parametrize("levels", [LEVELS[0], LEVELS[10], LEVELS[-1]])

@@ -22,11 +22,7 @@ def pack(
     run: Annotated[str, typer.Argument(help="An evaluated fine-tuning run, such as tden-vqa.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write; default: NAME.run.zip.", show_default=False),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the bundle, such as scenes-tden-vqa; default: RUN's.", show_default=False),
+        typer.Option("--output", "-o", help="The file to write; default: RUN.run.zip.", show_default=False),
     ] = None,
     key: Annotated[
         Path | None,
@@ -62,8 +58,8 @@ def pack(
     if run not in params.finetune:
         raise ParamsError(f"no run `{run}` in params.yaml's `finetune`; known: {', '.join(params.finetune)}")
     signer = None if key is None else load_signer(key)  # before a file is written
-    path = output or Path(f"{name or run}{SUFFIX}")
-    bundle = write(params, Workspace(), run, path, name=name or run, predictions=not scores_only, standalone=standalone)
+    path = output or Path(f"{run}{SUFFIX}")
+    bundle = write(params, Workspace(), run, path, predictions=not scores_only, standalone=standalone)
     print(f"{bundle.path}: {len(bundle.files)} files of {run}, id {bundle.id}")
     if signer is not None:
         print(f"{sign(bundle.path, signer)}: its signature")

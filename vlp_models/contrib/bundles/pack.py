@@ -41,14 +41,12 @@ def pack(
     run: str,
     path: Path,
     *,
-    name: str = "",
     predictions: bool = True,
     standalone: bool = False,
 ) -> RunBundle:
     """Write the bundle of an evaluated fine-tuning run.
 
     Args:
-        name: of the bundle, if the run's alone is ambiguous; empty: the run's.
         predictions: include them; those of some tasks contain the test set's texts.
         standalone: include weights and test data, so that a replay predicts without the project.
 
@@ -72,7 +70,6 @@ def pack(
     files[LINEAGE] = to_json(lineage).encode()
     manifest = {
         "format": FORMAT,
-        "name": name or run,
         "run": run,
         "task": lineage["task"],
         "model": lineage["model"],

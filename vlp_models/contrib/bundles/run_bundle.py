@@ -65,11 +65,6 @@ class RunBundle:
         return hashlib.sha256(self.files[MANIFEST]).hexdigest()[:16]
 
     @property
-    def name(self) -> str:
-        """Unlike the run's name, which presets share, it may be unique."""
-        return str(self.manifest.get("name", self.run))
-
-    @property
     def run(self) -> str:
         return str(self.manifest["run"])
 
@@ -159,10 +154,8 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
     for name in ("run", "task", "model", "git_commit"):
         if not is_line(manifest.get(name)):
             raise ValueError(f"{MANIFEST}: {name} is not a text of one line")
-    for name in ("run", "name"):
-        # Bundles of earlier releases have no name of their own.
-        if not NAME.fullmatch(str(manifest.get(name, manifest["run"]))):
-            raise ValueError(f"{MANIFEST}: {name} is not a name: {manifest[name]!r}")
+    if not NAME.fullmatch(manifest["run"]):
+        raise ValueError(f"{MANIFEST}: run is not a name: {manifest['run']!r}")
     if not _is_count(manifest.get("bootstrap")) or manifest["bootstrap"] > MAX_RESAMPLES:
         raise ValueError(f"{MANIFEST}: bootstrap is not a number from 0 to {MAX_RESAMPLES:,}")
     for name in ("environment", "weights"):
