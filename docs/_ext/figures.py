@@ -509,7 +509,7 @@ def phrase(text: str) -> re.Pattern[str]:
     pattern = parts[0]
     for before, after in pairwise(parts):
         quoted = before.endswith("`") and after.startswith("`")
-        pattern += (r"([^`\n]+)" if quoted else rf"(?<![\w.])((?:< )?{DIGITS}|(?i:{WORDS}))(?!\d)") + after
+        pattern += (r"([^`\n]+)" if quoted else rf"(?<![\w.])((?:< )?{DIGITS}|(?i:{WORDS}))(?![.,]?\d)") + after
     return re.compile(pattern)
 
 

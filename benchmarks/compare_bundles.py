@@ -1,0 +1,54 @@
+"""`vlp compare` of packed runs: the verdicts of docs/results/scenes.md, and of Flickr8k's entailment with and without photos.
+
+    python benchmarks/compare_bundles.py    # writes benchmarks/results/compare_bundles.json
+
+The bundles are in docs/results/runs. tests/docs/test_bundle_comparisons.py computes the results again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vlp_models.contrib.bundles.run_bundle import open_bundle
+from vlp_models.contrib.compare.comparison import compare
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "docs" / "results" / "runs"
+RESULTS = ROOT / "benchmarks" / "results" / "compare_bundles.json"
+# name -> bundles (the first is the baseline) and metrics
+COMPARISONS = {
+    "vqa": (("tden-vqa", "unified-vlp-vqa", "vlmo-vqa", "soho-vqa"), ("scenes test accuracy",)),
+    "retrieval": (("tden-retrieval", "vlmo-retrieval"), ("scenes test R@1", "scenes test R@1 (image to text)")),
+    "entailment": (("tden-entailment", "vlmo-entailment"), ("scenes_ve test accuracy",)),
+    "flickr8k entailment": (
+        ("flickr8k-tden-entailment-text-only", "flickr8k-tden-entailment"),
+        ("snli_ve test accuracy",),
+    ),
+}
+
+
+def compare_bundles(names: tuple[str, ...], metrics: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Compare the items of bundles with the first one's."""
+    with tempfile.TemporaryDirectory() as folder:
+        files: dict[str, str | Path] = {}
+        for name in names:
+            files[name] = Path(folder, f"{name}.parquet")
+            files[name].write_bytes(open_bundle(RUNS / f"{name}.run.zip").files["items.parquet"])
+        rows = compare(files, metrics=metrics).rows
+    keys = ("metric", "challenger", "gain", "low", "high", "p_corrected", "detectable", "verdict")
+    return [{key: getattr(row, key) for key in keys} for row in rows]
+
+
+def main() -> None:
+    results = {name: compare_bundles(*comparison) for name, comparison in COMPARISONS.items()}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for name, rows in results.items():
+        for row in rows:
+            print(name, *(f"{value:.4g}" if isinstance(value, float) else value for value in row.values()), sep="  ")
+
+
+if __name__ == "__main__":
+    main()
