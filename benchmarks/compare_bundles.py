@@ -1,4 +1,4 @@
-"""`vlp compare` of packed runs: the verdicts of docs/results/scenes.md, and of Flickr8k's entailment with and without photos.
+"""`vlp compare` of packed runs: scenes, and Flickr8k's entailment with and without photos.
 
     python benchmarks/compare_bundles.py    # writes benchmarks/results/compare_bundles.json
 
@@ -35,8 +35,9 @@ def compare_bundles(names: tuple[str, ...], metrics: tuple[str, ...]) -> list[di
     with tempfile.TemporaryDirectory() as folder:
         files: dict[str, str | Path] = {}
         for name in names:
-            files[name] = Path(folder, f"{name}.parquet")
-            files[name].write_bytes(open_bundle(RUNS / f"{name}.run.zip").files["items.parquet"])
+            path = Path(folder, f"{name}.parquet")
+            path.write_bytes(open_bundle(RUNS / f"{name}.run.zip").files["items.parquet"])
+            files[name] = path
         rows = compare(files, metrics=metrics).rows
     keys = ("metric", "challenger", "gain", "low", "high", "p_corrected", "detectable", "verdict")
     return [{key: getattr(row, key) for key in keys} for row in rows]
