@@ -77,12 +77,13 @@ def group_rows(groups: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
     """Return the sorted group names, and for each item the number of its group [N]."""
     # Not np.unique: an array of text takes the longest name's memory for every name, and drops NULs at the end.
     labels = list(map(str, groups))
-    # Names in order, each once: there is nothing to sort, which would take most of the time.
-    if all(map(operator.lt, labels, itertools.islice(labels, 1, None))):
-        return labels, np.arange(len(labels))
-    names = sorted(set(labels))
-    row_of = dict(zip(names, range(len(names)), strict=True))
-    return names, np.fromiter(map(row_of.__getitem__, labels), dtype=np.intp, count=len(labels))
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    in_order = [labels[i] for i in order]
+    # A group starts where a label differs from the one before it.
+    starts_N = np.fromiter(map(operator.ne, in_order, itertools.chain([None], in_order)), dtype=bool, count=len(order))
+    rows_N = np.empty(len(order), dtype=np.intp)
+    rows_N[order] = np.cumsum(starts_N) - 1
+    return list(itertools.compress(in_order, starts_N)), rows_N
 
 
 def sum_rows(parts_NK: FloatArray, rows_N: NDArray[np.intp], groups: int) -> FloatArray:

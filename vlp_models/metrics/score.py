@@ -324,9 +324,9 @@ def read_items(
         header = json.loads((table.schema.metadata or {})[HEADER])
         columns = {column: _texts(table[column]) for column in TEXTS}
         slices = _lists(table["slices"], _texts)
-        parts = _lists(table["parts"], np.from_dlpack)  # to_numpy would import pandas
+        parts = _number_lists(table["parts"])
         # Files that were written earlier have no baselines.
-        baselines = _lists(table["baselines"], np.from_dlpack) if "baselines" in table.column_names else []
+        baselines = _number_lists(table["baselines"]) if "baselines" in table.column_names else None
         rows: dict[tuple[str, str, str], list[int]] = {}  # (dataset, split, metric) -> numbers of its rows
         for i, key in enumerate(zip(columns["dataset"], columns["split"], columns["metric"], strict=True)):
             rows.setdefault(key, []).append(i)
@@ -343,10 +343,10 @@ def read_items(
             names = entry.pop("baselines", [])
             if not isinstance(names, list) or not all(map(is_line, names)):
                 raise ValueError("the name of a baseline is not a text of one line")
-            parts_NK = np.stack([parts[i] for i in numbers]).astype(np.float64)
+            parts_NK = parts(numbers)
             # (N, B * K) -> (N, B, K), and below (N, K) of each baseline
-            rows_of_sides = [baselines[i] for i in numbers] if names else []
-            sides_NBK = np.array(rows_of_sides, np.float64).reshape(len(numbers), len(names), parts_NK.shape[1])
+            sides = baselines(numbers) if names and baselines else np.empty((len(numbers), 0))
+            sides_NBK = sides.reshape(len(numbers), len(names), parts_NK.shape[1])
             scores.append(
                 ItemScores(
                     **entry,
@@ -397,6 +397,23 @@ def _lists(column: Any, convert: Callable[[Any], Any]) -> list[Any]:
         ends = itertools.accumulate(chunk.value_lengths().to_pylist(), initial=0)
         lists += [values[start:end] for start, end in itertools.pairwise(ends)]
     return lists
+
+
+def _number_lists(column: Any) -> Callable[[Sequence[int]], FloatArray]:
+    """Return a function of row numbers that returns their lists of numbers, all of one length, as a matrix."""
+    # All lists one after another. `to_numpy` would import pandas.
+    values = np.concatenate([np.from_dlpack(chunk.flatten()) for chunk in column.chunks])
+    lengths = np.array([length for chunk in column.chunks for length in chunk.value_lengths().to_pylist()], np.intp)
+    starts = np.cumsum(lengths) - lengths
+
+    def rows(numbers: Sequence[int]) -> FloatArray:
+        size = lengths[numbers[0]]
+        if (lengths[numbers] != size).any():
+            raise ValueError("items of one metric with lists of different lengths")
+        matrix: FloatArray = values[starts[numbers][:, None] + np.arange(size)].astype(np.float64)
+        return matrix
+
+    return rows
 
 
 def _name(statistic: Statistic, statistics: Mapping[str, Statistic]) -> str | None:
