@@ -20,9 +20,15 @@ RUNS = ROOT / "docs" / "results" / "runs"
 RESULTS = ROOT / "benchmarks" / "results" / "compare_bundles.json"
 # name -> bundles (the first is the baseline) and metrics
 COMPARISONS = {
-    "vqa": (("tden-vqa", "unified-vlp-vqa", "vlmo-vqa", "soho-vqa"), ("scenes test accuracy",)),
-    "retrieval": (("tden-retrieval", "vlmo-retrieval"), ("scenes test R@1", "scenes test R@1 (image to text)")),
-    "entailment": (("tden-entailment", "vlmo-entailment"), ("scenes_ve test accuracy",)),
+    "vqa": (
+        ("scenes-tden-vqa", "scenes-unified-vlp-vqa", "scenes-vlmo-vqa", "scenes-soho-vqa"),
+        ("scenes test accuracy",),
+    ),
+    "retrieval": (
+        ("scenes-tden-retrieval", "scenes-vlmo-retrieval"),
+        ("scenes test R@1", "scenes test R@1 (image to text)"),
+    ),
+    "entailment": (("scenes-tden-entailment", "scenes-vlmo-entailment"), ("scenes_ve test accuracy",)),
     "flickr8k entailment": (
         ("flickr8k-tden-entailment-text-only", "flickr8k-tden-entailment"),
         ("snli_ve test accuracy",),
