@@ -248,19 +248,20 @@ def test_each_broken_row_is_quarantined_by_exactly_its_rule(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_equal_captions_of_an_image_are_dropped_and_counted(tmp_path: Path) -> None:
-    """RSICD has them by design: they must not stop the pipeline, and none is trained on twice."""
+def test_equal_captions_of_a_training_image_are_dropped_and_counted(tmp_path: Path) -> None:
+    """RSICD has them by design: they must not stop the pipeline, and none is trained on twice. Those of val and test
+    stay: the CIDEr of a public test set is the mean over all references, equal ones too."""
     workspace, rows = Workspace(tmp_path), good_rows(images=2)
     texts = ["Many planes", "many  planes", "MANY PLANES", "many planes", "a white plane"]
     rows["captions"] = [row("captions", str(number), text=text) for number, text in enumerate(texts)]
-    rows["captions"].append(row("captions", "other", image_id="d/images-more-0", text="many planes"))
+    rows["captions"] += [row("captions", f"{n} of val", image_id="d/images-more-0", text=texts[n]) for n in range(2)]
     write_interim(workspace, rows)
     validate.run(params_for(0.0), workspace)
     left = read_table("captions", workspace.validated)["caption_id"].to_pylist()
-    assert left == ["d/captions-0", "d/captions-4", "d/captions-other"]
+    assert left == ["d/captions-0", "d/captions-4", "d/captions-0 of val", "d/captions-1 of val"]
     assert not read_table("quarantine", workspace.validated).num_rows
     report = json.loads((workspace.reports / "validation.json").read_text())
-    assert report["tables"]["captions"] == {"rows": 6, "good": 3, "bad": 0, "bad_percent": 0.0}
+    assert report["tables"]["captions"] == {"rows": 7, "good": 4, "bad": 0, "bad_percent": 0.0}
     manifest = json.loads((workspace.validated / "manifest.json").read_text())
     assert report["left_out"] == manifest["counts"]["left_out"] == {validate.REPEATED: 3}
 

@@ -133,7 +133,7 @@ def test_verdict_gives_the_reason_for_a_refusal(tmp_path: Path) -> None:
     text = read_page(workspace)
     assert "Accepted</span>: no row of 19 is bad." in text and "No row breaks a rule." in text
     assert "<details open>" not in text, "rules that every row passes are folded"
-    assert "1 repeated captions of an image: dropped, not bad." in text
+    assert "1 repeated captions of a training image: dropped, not bad." in text
 
     rows["captions"].append(row("captions", "short", text="cup"))
     write_interim(workspace, rows)

@@ -150,7 +150,7 @@ class VQA(TaskModel):
 
     def score(self, predictions: Sequence[Prediction], samples: Sequence[Sample], context: EvalContext) -> TaskScores:
         """Return the official accuracy overall, per answer type and per question type; for questions with one right
-        answer (DAQUAR), exact-match accuracy and WUPS.
+        answer (DAQUAR), the share of equal sets of words and WUPS.
 
         Baselines from train: the most common answer overall, per question type and per question text; the blind model.
         """

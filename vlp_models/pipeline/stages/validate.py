@@ -53,7 +53,7 @@ logger = get_logger(__name__)
 Row = dict[str, Any]
 EXAMPLES = 3  # in the error
 PAGE = "validation.html"
-REPEATED = "repeated captions of an image"
+REPEATED = "repeated captions of a training image"
 MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
 BATCH = 65_536  # rows that are held as Python objects and checked at once
 
@@ -65,7 +65,7 @@ class _TableResult:
     rows: int = 0  # records, including unreadable ones
     good: int = 0
     bad: int = 0  # rows lost; a row may break several rules
-    repeated: int = 0  # captions that their image already has: dropped, but not bad
+    repeated: int = 0  # captions that their training image already has: dropped, but not bad
     checked: dict[str, int] = field(default_factory=dict)  # rule -> rows it was checked on
     failed: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Row]] = field(default_factory=dict)  # rule -> its first quarantined rows
@@ -252,8 +252,10 @@ def _check_table(
     files = _files(sources, name)
     for table, facts in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
         rows = add_derived_columns(name, table.to_pylist(), facts, start, leaks)
-        # Captions that their image has already are dropped; they break no rule.
-        repeated = {row["row"] for row in rows if row.get("same_as")}
+        # Captions that their image has already are dropped; they break no rule. Val and test keep them: a public
+        # test's CIDEr is the mean over all references, equal ones too.
+        tested = {image_id for image_id, image in facts.images.items() if image["split"] in ("val", "test")}
+        repeated = {row["row"] for row in rows if row.get("same_as") and row["image_id"] not in tested}
         checked = [row for row in rows if row["row"] not in repeated]
         # rule -> numbers of the rows, in the whole table, that break it
         broken = suites.check(name, checked, rules) if checked else [[] for _ in rules]
