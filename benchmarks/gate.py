@@ -31,6 +31,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -44,6 +45,7 @@ from gate_scenarios import SCENARIOS
 BATCH = 1000  # comparisons stored at a time
 SHARES = {"equal": 1.0, "better": 0.2, "detectable": 0.1}  # comparisons of each run, of those between equals
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
 # A stored record counts for these sources: the simulation's own, and what decides.
 SIMULATION = ("benchmarks/gate_decisions.py", "benchmarks/gate_scenarios.py")
 DECISION = (
@@ -130,6 +132,10 @@ def summarize(name: str, setup: Setup, batches: dict[str, list[dict[str, Any]]])
     def mean(run: str, column: str) -> float:
         return float(np.mean([record[column] for record in batches[run]]))
 
+    percent = {
+        method: {"false": rate("equal", "promoted", method), "power": rate("better", "promoted", method)}
+        for method in batches["equal"][0]["promoted"]
+    }
     result: dict[str, Any] = {
         "scenario": name,
         "about": scenario.about,
@@ -138,12 +144,11 @@ def summarize(name: str, setup: Setup, batches: dict[str, list[dict[str, Any]]])
         "budget": 100 * (PARAMS.error_budget if scenario.looks > 1 else ALPHA),
         "trials": {run: sum(record["trials"] for record in records) for run, records in batches.items()},
         "gain_in_points": round(setup.gains[1], 3),
-        "percent": {
-            method: {"false": rate("equal", "promoted", method), "power": rate("better", "promoted", method)}
-            for method in batches["equal"][0]["promoted"]
-        },
+        "percent": percent,
+        "is_near_oracle": (percent["gate, shown"]["power"] or 0) >= (percent["oracle"]["power"] or 0) - 5,
+        "has_interval": scenario.is_one_decision and not scenario.is_limit,
     }
-    if scenario.is_one_decision and not scenario.is_limit:
+    if result["has_interval"]:
         result["interval"] = {
             f"gain_{run}": {
                 "covered": round(100 - (rate(run, "below") or 0) - (rate(run, "above") or 0), 2),
@@ -182,6 +187,53 @@ def format_row(result: dict[str, Any]) -> str:
     return f"{result['about'][:70]:70} {result['groups']:5} " + " ".join(f"{cell:>7}" for cell in cells)
 
 
+# Heading of docs/results/gate.md -> family of the scenarios in the table below it, and the keys of its columns.
+TABLES = {
+    "The models are alike": "alike",
+    "A model loses much on few items": "unlike",
+    "Metrics of a whole test": "corpus",
+    "What no test can see": "limit",
+}
+CELLS = (
+    "percent.gate, shown.false",
+    "percent.t-test.false",
+    "percent.gate, shown.power",
+    "percent.oracle.power",
+    "interval.gain_equal.covered",
+    "interval.gain_better.covered",
+    "interval.gain_better.width",
+    "detectable.power",
+)
+
+
+def write_tables(page: Path, results: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> None:
+    """Write the rows of the tables of a page; docs/_ext/figures.py checks their figures.
+
+    Args:
+        earlier: results of another test, whose false promotions are the second column.
+    """
+    text, earlier_of = page.read_text(encoding="utf-8"), {result["about"]: result for result in earlier}
+    for heading, family in TABLES.items():
+        lines = []
+        for result in results:
+            if result["family"] == family:
+                cells = [_cell(result, key) for key in CELLS]
+                cells.insert(1, _cell(earlier_of.get(result["about"], {}), CELLS[0]))
+                lines.append(f"| {' | '.join([result['about'], *cells])} |\n")
+        # The heading, what is before its table, and the table's two head lines remain.
+        head = rf"(?ms)(^#+ {re.escape(heading)}\n(?:(?!^[|#]).*?\n)*?\|.*?\n\|.*?\n)(?:\|.*?\n)*"
+        text, count = re.subn(head, lambda match, rows="".join(lines): match[1] + rows, text)
+        if count != 1:
+            raise SystemExit(f"{page}: no table below the heading {heading!r}")
+    page.write_text(text, encoding="utf-8")
+
+
+def _cell(result: Any, key: str) -> str:
+    for part in key.split("."):
+        result = (result or {}).get(part)
+    return "" if result is None else f"{result:.{2 if key.endswith('width') else 1}f}"
+
+
 def choose_scenarios(starts: Sequence[str]) -> list[str]:
     """Return the scenarios whose names begin so; all without an argument."""
     names = [name for name in SCENARIOS if not starts or name.startswith(tuple(starts))]
@@ -199,7 +251,14 @@ def main() -> None:
     parser.add_argument("--test", default="", help="a file with another gain_over_seeds, such as an earlier one")
     parser.add_argument("--records", type=Path, default=ROOT / ".work/gate.jsonl", help="what is finished")
     parser.add_argument("--out", type=Path, help="a file of the results")
+    parser.add_argument(
+        "--page", type=Path, help="write the tables of this page from the stored results; simulate nothing"
+    )
     options = parser.parse_args()
+    if options.page:
+        stored = [json.loads((RESULTS / name).read_bytes()) for name in ("gate.json", "gate_earlier.json")]
+        write_tables(options.page, *stored)
+        return
     names, results, start = choose_scenarios(options.scenarios), [], time.monotonic()
     print(f"{'':70} items " + " ".join(f"{column:>7}" for column in COLUMNS), flush=True)
     # Spawned, so that each process has one thread.
@@ -211,8 +270,8 @@ def main() -> None:
             minutes = (time.monotonic() - start) / 60
             left = minutes * (len(names) / len(results) - 1)
             print(f"{format_row(result)}  {len(results)} of {len(names)}, about {left:.0f} min left", flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
