@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from vlp_models.metrics.gain import LEVEL, Gain, gain_over_seeds
 from vlp_models.metrics.score import Evidence, bleu_percent, mean_percent, mean_score
@@ -47,33 +48,85 @@ def test_many_small_wins_and_few_large_losses_are_no_gain(name: str) -> None:
     gains = [measure_gain(gain_N) for gain_N in gains_BN]
     # 300 comparisons: a standard error of 1.3 points at 5%
     assert np.mean([gain.p_value(0) <= 0.05 for gain in gains]) <= 0.07
-    assert np.mean([bootstrap_and_flips(gain) <= 0.05 for gain in gains]) > 0.07
+    assert np.mean([plain_bootstrap(gain_N) <= 0.05 for gain_N in gains_BN]) > 0.07
 
 
-def bootstrap_and_flips(gain: Gain) -> float:
-    """Return the p-value without the tests of skewness and of rare losses."""
-    return float(max((gain.bootstrap_S <= 0).mean(), (gain.chance_S >= gain.value).mean()))
+def plain_bootstrap(gain_N: np.ndarray) -> float:
+    """Return the p-value of a percentile bootstrap over items."""
+    count = len(gain_N)
+    counts_SN = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=1000)
+    return float((counts_SN @ gain_N <= 0).mean())
+
+
+def reference_p(gain_N: np.ndarray, resamples: int = 4000) -> float:
+    """Return the p-value of gain > 0 item by item: random signs, and the studentized bootstrap with one more loss."""
+    rng, count = np.random.default_rng(1), len(gain_N)
+    by_chance = hidden = 0.0
+    mean = np.mean(gain_N)
+    with_one_more = [*gain_N, mean - max(gain_N.max() - mean, (mean - gain_N.min()) * (1 + 9 / np.sqrt(count)))]
+    center = np.mean(with_one_more)
+    for _ in range(resamples):
+        by_chance += np.sum(gain_N * rng.choice([-1, 1], count)) >= np.sum(gain_N)
+        drawn = rng.choice(with_one_more, count)
+        hidden += (np.mean(drawn) - center) / np.std(drawn) >= np.mean(gain_N) / np.std(gain_N)
+    return max(by_chance, hidden) / resamples
+
+
+@pytest.mark.parametrize("shape", ["normal", "exponential", "heavy tails", "gains in steps"])
+def test_p_is_that_of_a_slow_reference(shape: str) -> None:
+    rng = np.random.default_rng(len(shape))
+    gain_N = {
+        "normal": lambda: rng.normal(0.25, 1, 60),
+        "exponential": lambda: 1.3 - rng.exponential(size=60),
+        "heavy tails": lambda: 0.4 + rng.standard_t(3, 60),
+        "gains in steps": lambda: rng.choice([-1.0, -0.3, 0.3, 1.0], 60, p=[0.15, 0.2, 0.4, 0.25]),
+    }[shape]()
+    assert measure_gain(gain_N).p_value(0) == pytest.approx(reference_p(gain_N), abs=0.02)
+
+
+def test_large_tests_are_resampled_by_cells_of_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many items the counts of each score are drawn, not those of each item: the same quantiles."""
+    rng = np.random.default_rng(2)
+    for gain_N in (rng.choice([-1.0, 0.0, 0.5, 1.0], 900), rng.standard_t(4, 900) + 0.05):
+        by_item = measure_gain(gain_N)
+        monkeypatch.setattr("vlp_models.metrics.gain.CELLS", 400)
+        by_cell = measure_gain(gain_N)
+        monkeypatch.undo()
+        for name in ("chance_S", "low_S", "high_S"):
+            quantiles = [np.quantile(getattr(gain, name), [0.05, 0.5, 0.95]) for gain in (by_item, by_cell)]
+            assert quantiles[0] == pytest.approx(quantiles[1], abs=0.15 * by_item.items), name
+        assert by_cell.items == pytest.approx(by_item.items)
 
 
 def test_right_and_wrong_answers_are_decided_by_the_sign_test() -> None:
-    """The sign flips are exact there, and skewness and rare losses take nothing from their power."""
-    binomial = {(5, 0): 1 / 32, (9, 2): 67 / 2048, (12, 4): 2517 / 65536, (25, 10): 0.00834, (9, 3): 299 / 4096}
-    for (wins, losses), exact in binomial.items():
+    """The sign flips are exact there, with ties counted half, and no other test takes from their power."""
+    for wins, losses in ((5, 0), (9, 2), (12, 4), (25, 10), (9, 3)):
+        exact = stats.binom.sf(wins, wins + losses, 0.5) + stats.binom.pmf(wins, wins + losses, 0.5) / 2
         for ties in (25, 300):
             gain_N = np.repeat([1.0, -1.0, 0.0], [wins, losses, ties])
-            p = measure_gain(gain_N).p_value(0)
-            assert p == pytest.approx(exact, abs=0.025), (wins, losses, ties)
-            assert (p <= 0.05) == (exact <= 0.05), (wins, losses, ties)
+            right = (np.maximum(gain_N, 0), np.maximum(-gain_N, 0))
+            names = [f"{i:04d}" for i in range(len(gain_N))]
+            runs = [
+                Evidence(groups=names, parts_NK=np.column_stack([x, np.ones(len(x))]), statistic=mean_percent)
+                for x in right
+            ]
+            gain = gain_over_seeds(runs[:1], runs[1:], seed_std=0, resamples=4000, seed=0)
+            assert gain is not None and gain.is_exact
+            assert gain.p_value(0) == pytest.approx(exact, abs=0.012), (wins, losses, ties)
     assert measure_gain(np.ones(50)).p_value(0) <= 0.001  # all wrong answers became right
 
 
-def test_symmetric_gains_and_corpus_metrics_keep_their_power() -> None:
-    """Of normal gains and of BLEU, the p-value is that of a t-test, and of the bootstrap and the flips alone."""
+def test_a_loss_that_the_sample_may_have_missed() -> None:
+    """Small wins on all items show nothing if a loss may be as large as the range; large ones do."""
+    small, large = (measure_gain(np.full(40, size) + np.arange(40) % 7 * size / 50) for size in (0.02, 0.5))
+    assert small.p_value(0) > 0.2 and large.p_value(0) < 0.01
+
+
+def test_corpus_metrics_keep_their_power() -> None:
+    """The p-value of BLEU is that of its own resamples."""
     rng = np.random.default_rng(3)
-    for _ in range(20):
-        gain = measure_gain(rng.normal(0.3, 1, 60))
-        assert gain.p_value(0) == pytest.approx(bootstrap_and_flips(gain), abs=0.03)
     names = [str(i) for i in range(200)]
+    counts_SN = np.random.default_rng(0).multinomial(200, np.full(200, 1 / 200), size=1000)
 
     def captions(quality: float) -> Evidence:
         guessed_NK = rng.integers(6, 12, 200)[:, None] - np.arange(4)
@@ -83,9 +136,21 @@ def test_symmetric_gains_and_corpus_metrics_keep_their_power() -> None:
         return Evidence(groups=names, parts_NK=parts_NK, statistic=lambda sums_SK: bleu_percent(sums_SK, 4))
 
     for _ in range(10):
-        bleu_gain = gain_over_seeds([captions(0.72)], [captions(0.7)], seed_std=0, resamples=1000, seed=0)
-        assert bleu_gain is not None
-        assert bleu_gain.p_value(0) == pytest.approx(bootstrap_and_flips(bleu_gain), abs=0.03)
+        a, b = captions(0.72), captions(0.7)
+        gain = gain_over_seeds([a], [b], seed_std=0, resamples=1000, seed=0)
+        assert gain is not None
+        resampled_S = a.statistic(counts_SN @ a.parts_NK) - b.statistic(counts_SN @ b.parts_NK)
+        assert gain.p_value(0) == pytest.approx((resampled_S <= 0).mean(), abs=0.04)
+
+
+def test_deviation_is_pooled_with_that_of_other_variants() -> None:
+    """Two runs a side say little of how seeds differ; eight more of other variants say more."""
+    a, b = make_variant(2, 0.6, seed_spread=0.02, number=1), make_variant(2, 0.5, seed_spread=0.02, number=2)
+    alone = compared(a, b)
+    pooled = gain_over_seeds(a, b, seed_std=0, resamples=2000, seed=1, pooled=(8 * 2.0**2, 8))
+    assert pooled is not None and pooled.seed_std is not None and alone.seed_std is not None
+    assert pooled.seed_std**2 == pytest.approx((2 * alone.seed_std**2 + 8 * 2.0**2) / 10)
+    assert pooled.p_value(0) < alone.p_value(0)
 
 
 def test_clusters_whose_gain_depends_on_their_size() -> None:
@@ -98,14 +163,26 @@ def test_clusters_whose_gain_depends_on_their_size() -> None:
     assert np.mean(promoted) <= 0.075
 
 
-def test_the_interval_ends_where_p_is_alpha() -> None:
-    gain = measure_gain(np.random.default_rng(0).exponential(size=80) - 0.8)
+def test_interval_and_p_agree() -> None:
+    gain_N = np.random.default_rng(0).exponential(size=80) - 0.8
+    gain, mirrored = measure_gain(gain_N), measure_gain(-gain_N)
     low, high = gain.interval(0.025)
-    assert gain.p_value(low) == pytest.approx(0.025, abs=0.003) and low < gain.value < high
-    assert gain.two_sided_p() == pytest.approx(2 * gain.p_value(0))
-    reversed_gain = measure_gain(0.8 - np.random.default_rng(0).exponential(size=80))
-    assert reversed_gain.two_sided_p() == pytest.approx(gain.two_sided_p(), abs=0.02)
-    assert reversed_gain.interval(0.025) == pytest.approx((-high, -low), abs=2)
+    assert low < gain.value < high and np.mean(gain.low_S <= low) == pytest.approx(0.025, abs=0.003)
+    assert mirrored.interval(0.025) == pytest.approx((-high, -low))
+    assert mirrored.two_sided_p() == pytest.approx(gain.two_sided_p(), abs=0.02)  # the same signs for both
+    for alpha in np.arange(0.005, 0.3, 0.01):
+        for threshold in (0.0, 5.0):
+            low, high = gain.interval(alpha, threshold)
+            assert low >= threshold if gain.p_value(threshold) <= alpha else low <= threshold
+            assert high <= threshold if gain.p_value_below(threshold) <= alpha else high >= threshold
+
+
+def test_detectable_gain_does_not_depend_on_the_gain() -> None:
+    rng = np.random.default_rng(6)
+    gain_N = rng.normal(0, 0.4, 100)
+    assert measure_gain(gain_N + 0.3).detectable(0, 0.025, 0.8) == pytest.approx(
+        measure_gain(gain_N).detectable(0, 0.025, 0.8)
+    )
 
 
 IMAGES, QUESTIONS = 40, 3
@@ -158,8 +235,7 @@ def test_false_positive_rate_of_equal_variants(seeds: int) -> None:
     for trial in range(200):
         a, b = (make_variant(seeds, 0.5, seed_spread=0.05, number=1000 + 2 * trial + side) for side in (0, 1))
         gain = compared(a, b, resamples=400, seed=trial)
-        low, high = gain.interval((1 - LEVEL) / 2)
-        called += not low <= 0 <= high and gain.two_sided_p() < 1 - LEVEL
+        called += gain.two_sided_p() < 1 - LEVEL
     assert called <= 20
 
 
