@@ -239,17 +239,16 @@ def _test(
         return dataclasses.replace(row, reason="not finite in some resamples")
     p = gain.two_sided_p()
     row = dataclasses.replace(row, p=p, p_corrected=min(1.0, comparisons * p))
-    # All resampled differences are 0: no interval can be drawn from them.
-    if not np.any(gain.bootstrap_S):
+    # All differences are 0: no interval can be drawn from them.
+    if gain.value == gain.items == 0:
         return dataclasses.replace(row, reason=EQUAL)
     alpha = (1 - settings.confidence) / 2 / comparisons
     low, high = gain.interval(alpha)
-    # A verdict needs both, p and an interval on one side of zero, which differ at most by the steps of the draws.
     certain = comparisons * p <= 1 - settings.confidence
     verdict: Verdict = "inconclusive"
-    if certain and low > 0:
+    if certain and row.gain > 0:
         verdict, reason = "promote", "better"
-    elif certain and high < 0:
+    elif certain and row.gain < 0:
         verdict, reason = "keep", "worse"
     elif settings.relevant > 0 and high < settings.relevant:
         verdict, reason = "keep", f"a gain of {settings.relevant:g} or more is ruled out"
