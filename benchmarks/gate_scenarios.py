@@ -152,20 +152,32 @@ _UNLIKE: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "pareto sizes": ("of Pareto sizes up to 100", (30, 50, 100), ()),
     "pareto losses": ("of Pareto sizes up to 20, larger ones lose", (50,), (50,)),
     "pope_f1.csv": ("POPE-style F1 of two public models", (50,), (50, 100, 300)),
-    "tden-captioning - unified-vlp-captioning:CIDEr": ("CIDEr per image, TDEN and Unified VLP on scenes", (50,), (50,)),
+    "scenes-tden-captioning - scenes-unified-vlp-captioning:CIDEr": (
+        "CIDEr per image, TDEN and Unified VLP on scenes",
+        (50,),
+        (50,),
+    ),
     "flickr8k-tden-captioning-scst - flickr8k-tden-captioning:CIDEr": (
         "CIDEr per photo of Flickr8k, TDEN with and without SCST",
         (100,),
         (100,),
     ),
-    "xgpt-captioning - unified-vlp-captioning:faithful captions": (
+    "scenes-xgpt-captioning - scenes-unified-vlp-captioning:faithful captions": (
         "faithful captions, XGPT and Unified VLP on scenes",
         (50,),
         (50,),
     ),
-    "tden-entailment - vlmo-entailment:accuracy": ("entailment, TDEN and VLMo on scenes", (50, 300), (50,)),
-    "tden-vqa - vlmo-vqa:accuracy by image": ("of VQA questions, TDEN and VLMo on scenes", (50,), (50,)),
-    "tden-retrieval - vlmo-retrieval:R@1 by image": ("of captions to retrieve, TDEN and VLMo on scenes", (50,), (50,)),
+    "scenes-tden-entailment - scenes-vlmo-entailment:accuracy": (
+        "entailment, TDEN and VLMo on scenes",
+        (50, 300),
+        (50,),
+    ),
+    "scenes-tden-vqa - scenes-vlmo-vqa:accuracy by image": ("of VQA questions, TDEN and VLMo on scenes", (50,), (50,)),
+    "scenes-tden-retrieval - scenes-vlmo-retrieval:R@1 by image": (
+        "of captions to retrieve, TDEN and VLMo on scenes",
+        (50,),
+        (50,),
+    ),
     "nlvr - nlvr_text_only:accuracy by image": ("of NLVR statements, with images and without", (50,), (50,)),
 }
 # What no test of these few items can see.
@@ -176,8 +188,8 @@ _LIMITS = {
 _CLUSTERED = ("size", "pareto sizes", "pareto losses", "pareto tail")
 _CORPUS = {
     "BLEU-4 of flickr8k-tden-captioning-scst - flickr8k-tden-captioning": "captions of Flickr8k, BLEU-4",
-    "METEOR of xgpt-captioning - unified-vlp-captioning": "captions of scenes, METEOR",
-    "macro F1 of tden-entailment - vlmo-entailment": "images with statements, macro F1",
+    "METEOR of scenes-xgpt-captioning - scenes-unified-vlp-captioning": "captions of scenes, METEOR",
+    "macro F1 of scenes-tden-entailment - scenes-vlmo-entailment": "images with statements, macro F1",
 }
 SCENARIOS = _ALIKE | {
     f"{kind}, {'reversed, ' if sign < 0 else ''}{items}": Scenario(
