@@ -167,7 +167,7 @@ def test_interval_and_p_agree() -> None:
     gain_N = np.random.default_rng(0).exponential(size=80) - 0.8
     gain, mirrored = measure_gain(gain_N), measure_gain(-gain_N)
     low, high = gain.interval(0.025)
-    assert low < gain.value < high and np.mean(gain.low_S <= low) == pytest.approx(0.025, abs=0.003)
+    assert low < gain.value < high and np.mean(gain.ends_S[0] <= low) == pytest.approx(0.025, abs=0.003)
     assert mirrored.interval(0.025) == pytest.approx((-high, -low))
     assert mirrored.two_sided_p() == pytest.approx(gain.two_sided_p(), abs=0.02)  # the same signs for both
     for alpha in np.arange(0.005, 0.3, 0.01):

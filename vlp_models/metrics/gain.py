@@ -51,8 +51,8 @@ class Gain:
     """The gain of variant a over variant b, in the metric's unit. Each array has the seeds' variation added.
 
     chance_S         distribution of the gain if the sides differ by chance only: random signs of the shares
-    low_S, high_S    the gain less, and plus, what the sample may hide, by the bootstrap; infinite where a draw has no
-                     deviation
+    low_S, high_S    the gain less, and plus, what the sample may hide, by the bootstrap
+    ends_S           the same with a missed loss (and gain) as bad as the worst, not worse: for the ends of the interval
     is_exact         the random signs are exact, and decide alone
     items, seeds     standard deviation due to items and to seeds
     seed_std         standard deviation of one run over seeds; None if unknown, and the draws are then over items only
@@ -63,6 +63,7 @@ class Gain:
     chance_S: FloatArray
     low_S: FloatArray
     high_S: FloatArray
+    ends_S: tuple[FloatArray, FloatArray]
     is_exact: bool
     items: float
     seeds: float
@@ -99,14 +100,10 @@ class Gain:
     def interval(self, alpha: float, threshold: float = 0.0) -> tuple[float, float]:
         """Return the ends of the interval; the gain is beyond each with probability `alpha` at most.
 
-        The bootstrap tells the ends. `threshold` itself is in the interval unless p_value or p_value_below excludes it.
+        The ends are the bootstrap's. `threshold` itself is in the interval unless p_value or p_value_below excludes it.
         """
-        # A draw without a deviation sets no limit; the farthest one that does, stands for it.
-        finite = np.isfinite(self.low_S)
-        low = float(np.quantile(np.where(finite, self.low_S, self.low_S[finite].min(initial=self.value)), alpha))
-        finite = np.isfinite(self.high_S)
-        high = float(np.quantile(np.where(finite, self.high_S, self.high_S[finite].max(initial=self.value)), 1 - alpha))
-        # Of one opinion with the p-values.
+        low, high = float(np.quantile(self.ends_S[0], alpha)), float(np.quantile(self.ends_S[1], 1 - alpha))
+        # What p excludes, the interval excludes, and nothing else at the threshold.
         above, below = self.p_value(threshold) <= alpha, self.p_value_below(threshold) <= alpha
         return (max if above else min)(low, threshold), (min if below else max)(high, threshold)
 
@@ -161,7 +158,7 @@ def gain_over_seeds(
     full_range = FULL_RANGE[bool(np.abs(values_R).max() > FULL_RANGE[0])]
     values_C, sizes_C = _cells(shares_G)
     chance_S = _random_signs(values_C, sizes_C, resamples, seed)
-    losses_S, gains_S = (
+    (losses_S, low_end_S), (gains_S, high_end_S) = (
         _hidden_losses(side * values_C, sizes_C, full_range / count, resamples, seed) for side in (1.0, -1.0)
     )
 
@@ -181,14 +178,16 @@ def gain_over_seeds(
         in_both = min(run_noise, deviation**2) * both
         rest = float(np.sqrt(max(0.0, 1 - in_both / variance))) if variance > 0 else 1.0
         noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
-        chance_S, losses_S, gains_S = (
-            np.repeat(rest * part_S, SEED_DRAWS) + noise_S for part_S in (chance_S, losses_S, gains_S)
+        chance_S, losses_S, gains_S, low_end_S, high_end_S = (
+            np.repeat(rest * part_S, SEED_DRAWS) + noise_S
+            for part_S in (chance_S, losses_S, gains_S, low_end_S, high_end_S)
         )
     return Gain(
         value=value,
         chance_S=chance_S,
         low_S=value - losses_S,
         high_S=value + gains_S,
+        ends_S=(value - low_end_S, value + high_end_S),
         is_exact=len(runs) == 2 and _is_right_or_wrong(shares_RG, full_range / count),
         items=float(np.sqrt(variance)),
         seeds=scale,
@@ -242,36 +241,43 @@ def _random_signs(values_C: FloatArray, sizes_C: NDArray[np.int64], resamples: i
 
 def _hidden_losses(
     values_C: FloatArray, sizes_C: NDArray[np.int64], full_range: float, resamples: int, seed: int
-) -> FloatArray:
+) -> tuple[FloatArray, FloatArray]:
     """Draw how far the true gain may be below the sum of the shares [S], by the studentized bootstrap.
 
     Args:
         values_C, sizes_C: the different shares, and how many groups have each.
         full_range: the largest share that a group can lose.
+
+    Returns:
+        What decides, with a loss that is worse than those of the sample; and what the interval ends by, with one
+        that is as bad.
     """
     count = int(sizes_C.sum())
-    mean = float(sizes_C @ values_C) / count
-    deviations_C = values_C - mean
-    deviation, largest = float(np.sqrt(sizes_C @ deviations_C**2 / count)), float(np.abs(values_C).max())
-    # The loss that the sample may have missed: worse than those that it has, and no smaller than its largest gain.
-    missed = max(float(deviations_C.max()), -float(deviations_C.min()) * (1 + WORSE / np.sqrt(count)))
-    if values_C.min() >= -1e-9 * largest:  # nothing was lost
-        missed = max(missed, full_range)
-    deviations_C = np.append(deviations_C, -missed) + missed / (count + 1)  # from the mean of all that is drawn from
-    # Of each draw: its mean, less that of what was drawn from, and its deviation.
-    powers_C2 = np.stack([deviations_C, deviations_C**2], axis=1)
-    moments_S2 = np.concatenate(
-        [counts_SC @ powers_C2 / count for counts_SC in _batches(_draw_counts, sizes_C, resamples, seed)]
-    )
-    mean_S, square_S = moments_S2.T
-    if deviation <= 1e-9 * largest:  # equal shares: nothing to studentize by
-        plain_S: FloatArray = -count * (mean_S - missed / (count + 1))
-        return plain_S
-    deviation_S = np.sqrt(np.maximum(square_S - mean_S**2, 0))
-    # A draw of equal shares has no deviation: it hides everything, or nothing.
-    flat_S = deviation_S <= 1e-6 * deviation
-    hidden_S: FloatArray = count * deviation * mean_S / np.where(flat_S, 1, deviation_S)
-    return np.where(flat_S, np.copysign(np.inf, mean_S), hidden_S)
+    mean, largest = float(sizes_C @ values_C) / count, float(np.abs(values_C).max())
+    apart_C = values_C - mean
+    deviation = float(np.sqrt(sizes_C @ apart_C**2 / count))
+    # Where nothing was lost, a loss may be as large as the range.
+    worst = full_range if values_C.min() >= -1e-9 * largest else -float(values_C.min())
+    # Of each draw of G from G + 1: how often it has the one more, and sums of the deviations and of their squares.
+    powers_C3 = np.zeros((len(values_C) + 1, 3))
+    powers_C3[:-1, 1], powers_C3[:-1, 2], powers_C3[-1, 0] = apart_C, apart_C**2, 1
+    sums_S3 = np.concatenate([counts_SC @ powers_C3 for counts_SC in _batches(_draw_counts, sizes_C, resamples, seed)])
+    hidden = []
+    for factor in (1 + WORSE / np.sqrt(count), 1.0):
+        # The loss that the sample may have missed, from the mean of the sample; no smaller than its largest gain.
+        missed = max(float(apart_C.max()), factor * (mean + worst))
+        mean_S = (sums_S3[:, 1] - missed * sums_S3[:, 0]) / count
+        square_S = (sums_S3[:, 2] + missed**2 * sums_S3[:, 0]) / count
+        beyond_S = count * (mean_S + missed / (count + 1))  # from the mean of what was drawn from
+        if deviation <= 1e-9 * largest:  # equal shares: nothing to studentize by
+            hidden.append(-count * mean_S)
+            continue
+        deviation_S = np.sqrt(np.maximum(square_S - mean_S**2, 0))
+        # A draw of equal shares has no deviation, and takes the smallest one of the others.
+        has_some_S = deviation_S > 1e-6 * deviation
+        smallest = deviation_S[has_some_S].min(initial=deviation)
+        hidden.append(deviation * beyond_S / np.where(has_some_S, deviation_S, smallest))
+    return hidden[0], hidden[1]
 
 
 # What is drawn depends only on its seed and on the sizes of the cells and the resamples: comparisons on one test share
