@@ -20,7 +20,7 @@ from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import CaptionSet, score_caption_sets, score_captions
 from vlp_models.metrics.coco_tools import tokenize
-from vlp_models.metrics.score import Evidence, Score
+from vlp_models.metrics.score import Evidence, FloatArray, Score
 
 pytestmark = [
     pytest.mark.slow,
@@ -100,7 +100,7 @@ class Official:
     meteor: Meteor
     tokens: Mapping[str, str]
 
-    def score(self, caption_set: CaptionSet, ids: Sequence[str]) -> dict[str, tuple[float, Sequence[float]]]:
+    def score(self, caption_set: CaptionSet, ids: Sequence[str]) -> dict[str, tuple[float, FloatArray]]:
         """Return metric -> score of a corpus of these images, which may repeat, and of each image; in percent."""
         references = {i: [self.tokens[text] for text in caption_set.references[name]] for i, name in enumerate(ids)}
         candidates = {i: [self.tokens[caption_set.candidates[name]]] for i, name in enumerate(ids)}
@@ -166,7 +166,7 @@ def test_resampled_scores_equal_the_official_ones(
         rows = rng.integers(len(ids), size=size)
         drawn = official.score(caption_set, [ids[i] for i in rows])
         expected = {metric: corpus for metric, (corpus, _) in drawn.items()}
-        expected["CIDEr"] = np.mean(np.asarray(cider_each)[rows])
+        expected["CIDEr"] = np.mean(cider_each[rows])
         for metric, corpus in expected.items():
             evidence = evidence_of(scores[name][metric])
             resampled = evidence.statistic(evidence.parts_NK[rows].sum(axis=0, keepdims=True))

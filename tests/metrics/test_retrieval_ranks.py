@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlp_models.errors import DataError
-from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.bootstrap import interval, sum_by_group
 from vlp_models.metrics.retrieval import (
     IMAGE_TO_TEXT,
     chance,
@@ -116,6 +116,23 @@ def test_chance_equals_the_mean_over_all_orders(own: list[int], candidates: int)
         p for p in range(1, candidates + 1) if np.mean([np.mean([f <= p for f in best_ranks(r)]) for r in own]) >= 0.5
     )
     assert found["median rank"] == reached
+
+
+@given(st.lists(st.lists(st.integers(1, 256), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
+def test_scores_of_any_resample_equal_those_of_its_ranks(images: list[list[int]], data: st.DataObject) -> None:
+    """Median rank: `floor(median of ranks from 0) + 1`, as in the public evaluations."""
+    ranks, groups = np.array([r for own in images for r in own]), [f"{i}" for i, own in enumerate(images) for _ in own]
+    scores = score_ranks(ranks, groups, 1000)
+    drawn = data.draw(st.lists(st.sampled_from(range(len(images))), min_size=1, max_size=8))
+    for numbers in (list(range(len(images))), drawn):
+        zero_based = np.array([r - 1 for number in numbers for r in images[number]])
+        expected = [100 * np.mean(zero_based < k) for k in (1, 5, 10)] + [np.floor(np.median(zero_based)) + 1]
+        for score, value in zip(scores, expected, strict=True):
+            assert score.evidence is not None
+            names, sums_GK = sum_by_group(score.evidence.groups, score.evidence.parts_NK)
+            rows = [names.index(str(number)) for number in numbers]
+            resampled = score.evidence.statistic(sums_GK[rows].sum(axis=0, keepdims=True))
+            assert resampled[0] == pytest.approx(value, abs=1e-9)
 
 
 def test_scores_and_their_intervals() -> None:

@@ -1,12 +1,16 @@
-"""Accuracy, recall and macro F1 by hand; items.parquet; NLVR; VCR; the hypothesis-only baseline."""
+"""Accuracy, recall and macro F1 as scikit-learn's; items.parquet; NLVR; VCR; the hypothesis-only baseline."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vlp_models.contrib.reasoning_tasks.scores import (
     HypothesisOnly,
@@ -21,7 +25,7 @@ from vlp_models.contrib.reasoning_tasks.scores import (
     score_nlvr,
     score_vcr,
 )
-from vlp_models.metrics.bootstrap import interval
+from vlp_models.metrics.bootstrap import interval, sum_by_group
 from vlp_models.metrics.score import Evidence, FloatArray, Score, item_scores, macro_f1_percent, read_items, write_items
 
 pytestmark = pytest.mark.usefixtures("few_items_suffice")
@@ -43,6 +47,41 @@ def test_scores_equal_those_by_hand() -> None:
     assert found["macro F1"].value == pytest.approx(100 * (4 / 6 + 2 / 4 + 1) / 3)
     ends = interval(found["macro F1"].evidence, resamples=200, seed=1)
     assert ends is not None and ends[0] <= found["macro F1"].value <= ends[1]
+
+
+def of_groups(score: Score, groups: Sequence[str]) -> float:
+    """Return the score of these groups, which may repeat, as a bootstrap computes it."""
+    assert score.evidence is not None
+    names, sums_GK = sum_by_group(score.evidence.groups, score.evidence.parts_NK)
+    drawn = [names.index(group) for group in groups]
+    return float(score.evidence.statistic(sums_GK[drawn].sum(axis=0, keepdims=True))[0])
+
+
+pairs_of_labels = st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(pairs_of_labels, min_size=1, max_size=3), min_size=1, max_size=6), st.data())
+def test_scores_of_any_resample_equal_those_of_scikit_learn(images: list[list[tuple[str, str]]], data: Any) -> None:
+    sklearn: Any = pytest.importorskip("sklearn.metrics")
+    items = [
+        LabeledItem(group=str(image), item=f"{image} {n}", label=label, prediction=prediction)
+        for image, pairs in enumerate(images)
+        for n, (label, prediction) in enumerate(pairs)
+    ]
+    scores = {score.metric: score for score in score_labels(items, LABELS)}
+    drawn = data.draw(st.lists(st.sampled_from(range(len(images))), min_size=1, max_size=8))
+    for numbers in (range(len(images)), drawn):
+        labels, predictions = zip(*(pair for number in numbers for pair in images[number]), strict=True)
+        accuracy = sklearn.accuracy_score(labels, predictions)
+        macro_f1 = sklearn.f1_score(labels, predictions, average="macro", zero_division=0)
+        groups = [str(number) for number in numbers]
+        assert of_groups(scores["accuracy"], groups) == pytest.approx(100 * accuracy, abs=1e-9)
+        assert of_groups(scores["macro F1"], groups) == pytest.approx(100 * macro_f1, abs=1e-9)
+    labels, predictions = zip(*(pair for pairs in images for pair in pairs), strict=True)
+    for label in set(labels):
+        recall = sklearn.recall_score(labels, predictions, labels=[label], average="macro", zero_division=0)
+        assert scores[f"recall ({label})"].value == pytest.approx(100 * recall, abs=1e-9)
 
 
 def test_absent_label_does_not_count() -> None:
@@ -106,6 +145,23 @@ def test_vcr_needs_both_right_and_skips_unknown_ones() -> None:
     assert all(s.value is None and "hidden" in s.note for s in hidden)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), *[st.integers(0, 3)] * 4), min_size=1, max_size=9), st.data())
+def test_vcr_scores_of_any_resample_equal_the_hits(questions: list[tuple[int, int, int, int, int]], data: Any) -> None:
+    """Q->AR counts a question if the choices of both subtasks are right."""
+    table = np.array(questions)  # image, answer, its label, rationale, its label
+    answer_hits, rationale_hits = table[:, 1] == table[:, 2], table[:, 3] == table[:, 4]
+    expected = {"Q->A": answer_hits, "QA->R": rationale_hits, "Q->AR": answer_hits & rationale_hits}
+    drawn = data.draw(st.lists(st.sampled_from(sorted({str(image) for image in table[:, 0]})), min_size=1, max_size=8))
+    results = [
+        VCRResult(group=str(image), item=str(n), answer_right=bool(answer), rationale_right=bool(rationale))
+        for n, (image, answer, rationale) in enumerate(zip(table[:, 0], answer_hits, rationale_hits, strict=True))
+    ]
+    for score in score_vcr(results):
+        assert score.value == pytest.approx(100 * expected[score.metric].mean(), abs=1e-9)
+        hits = np.concatenate([expected[score.metric][table[:, 0] == int(image)] for image in drawn])
+        assert of_groups(score, drawn) == pytest.approx(100 * hits.mean(), abs=1e-9)
+
+
 def test_vcr_leaderboard_file_has_twenty_probabilities() -> None:
     header, line = format_vcr_csv([("test-0", [0.1, 0.2, 0.3, 0.4], [[0.25] * 4] * 4)]).splitlines()
     assert header.split(",")[:6] == ["annot_id", *(f"answer_{i}" for i in range(4)), "rationale_conditioned_on_a0_0"]
@@ -147,13 +203,32 @@ def test_hypothesis_only_equals_naive_bayes_by_hand() -> None:
         assert math.isclose(guess._score("tall man", label), expected)
 
 
-def test_nlvr_accuracy_counts_images_and_consistency_sentences() -> None:
-    """Two sentences with six permuted images each; one image of the second is wrong."""
-    judgments = [Judgment(group=g, label=True, prediction=(g, k) != ("b", 5)) for g in "ab" for k in range(6)]
+verdicts_of_sentence = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6)  # label, prediction
+
+
+@given(st.lists(verdicts_of_sentence, min_size=1, max_size=6), st.data())
+def test_nlvr_scores_of_any_resample_equal_those_of_its_scripts(
+    sentences: list[list[tuple[bool, bool]]], data: Any
+) -> None:
+    """Precision counts the images; a sentence is consistent unless one of its images is wrong."""
+    judgments = [
+        Judgment(group=str(sentence), label=label, prediction=prediction, item=f"{sentence}-{n}")
+        for sentence, verdicts in enumerate(sentences)
+        for n, (label, prediction) in enumerate(verdicts)
+    ]
     accuracy, consistency = score_nlvr(judgments)
-    assert accuracy.value == pytest.approx(100 * 11 / 12) and accuracy.n == 12
-    assert consistency.value == 50 and consistency.n == 2
-    assert accuracy.evidence is not None and set(accuracy.evidence.groups) == {"a", "b"}
+    assert (accuracy.n, consistency.n) == (len(judgments), len(sentences))
+    drawn = data.draw(st.lists(st.sampled_from(range(len(sentences))), min_size=1, max_size=8))
+    for numbers in (range(len(sentences)), drawn):
+        right, inconsistent = [], set()
+        for draw_number, number in enumerate(numbers):
+            for label, prediction in sentences[number]:
+                right.append(label == prediction)
+                if label != prediction:
+                    inconsistent.add(draw_number)
+        groups = [str(number) for number in numbers]
+        assert of_groups(accuracy, groups) == pytest.approx(100 * np.mean(right), abs=1e-9)
+        assert of_groups(consistency, groups) == pytest.approx(100 * (1 - len(inconsistent) / len(numbers)), abs=1e-9)
 
 
 def test_majority_and_official_csv() -> None:
