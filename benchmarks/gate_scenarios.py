@@ -419,9 +419,7 @@ def _recorded_parts(bundles: str, metric: str, unit: str) -> tuple[FloatArray, F
     """Return the statistics of two run bundles of the documentation, summed by `unit`, and the metric's function."""
     sides = []
     for bundle in bundles.split(" - "):
-        # A name without a preset is a run on the synthetic scenes.
-        file = bundle if bundle.startswith("flickr8k-") else f"scenes-{bundle}"
-        with zipfile.ZipFile(RUNS / f"{file}.run.zip") as archive:
+        with zipfile.ZipFile(RUNS / f"{bundle}.run.zip") as archive:
             table = pd.read_parquet(io.BytesIO(archive.read("items.parquet")))
         rows = table[(table["metric"] == metric) & (table["split"] == "test")]
         names = rows["dataset"].astype(str) + " " + rows[unit].astype(str)
