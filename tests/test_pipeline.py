@@ -42,8 +42,13 @@ def test_run_writes_results_report_and_metrics(built_project: Path, clone: Path)
     page = (clone / "reports" / "index.html").read_text()
     assert "<html" in page
     # These questions use few words: leakage is counted for each score, and shown in the report.
-    leakage = next(record["leakage"] for record in summary if record["metric"] == "accuracy")
+    accuracy = next(record for record in summary if record["metric"] == "accuracy")
+    leakage = accuracy["leakage"]
     assert leakage["images"] == 0 and leakage["texts"] > 0 and "without_both" in leakage
+    # No image is seen, so without seen images score and baselines are those of all items.
+    unseen = leakage["without_images"]
+    assert unseen["value"] == accuracy["value"]
+    assert {name: baseline["value"] for name, baseline in unseen["baselines"].items()} == accuracy["baselines"]
     assert "No image is seen." in page and f">{leakage['texts']} of " in page
     assert json.loads((clone / "reports" / "validation.json").read_text())["tables"]["captions"]["good"]
     assert 'href="validation.html"' in page and (clone / "reports" / "validation.html").exists()
