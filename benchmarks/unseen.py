@@ -27,6 +27,7 @@ from torch import nn
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bundles.run_bundle import RunBundle, open_bundle
 from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.views.hypotheses import ENTAILMENT
 from vlp_models.evaluation.contamination import TrainingData, training_sources
 from vlp_models.evaluation.predict import NearestTrainImages
 from vlp_models.metrics.score import FloatArray, ItemScores, Score, item_scores
@@ -47,9 +48,9 @@ def score_again(bundle: RunBundle, workspace: Workspace, others: Mapping[str, Ru
     params = parse_params(bundle.params(), str(bundle.path), workspace.root)
     task = task_class(bundle.task)
     # Scoring reads the task's settings, and no weights.
-    model = object.__new__(task)
+    model: Any = object.__new__(task)
     nn.Module.__init__(model)
-    model._index = dict.fromkeys(getattr(task, "labels", ()))  # type: ignore[assignment]
+    model.labels, model._index = ENTAILMENT, dict.fromkeys(ENTAILMENT)  # other tasks do not read them
     rows = [json.loads(line) for line in bundle.files["predictions-test.jsonl"].decode().splitlines()]
     records = [r for r in bundle.json("scores.json") if (r["split"], r["metric"]) == ("test", task.metric)]
     (record,) = [r for r in records if r["value"] is not None]
