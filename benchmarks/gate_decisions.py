@@ -22,7 +22,8 @@ from scipy import stats
 from vlp_models.metrics.gain import gain_over_seeds
 from vlp_models.metrics.score import Evidence, FloatArray
 from vlp_models.params import GateParams, PromotionParams
-from vlp_models.registry.promotion.gate import Measurement, compare_to_champion, share_left
+from vlp_models.registry.promotion.error_budget import share_left
+from vlp_models.registry.promotion.gate import Measurement, compare_to_champion
 
 ALPHA, POWER = 0.05, 0.8
 ENDS = 0.025  # error at each end of the 95% interval

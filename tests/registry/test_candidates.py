@@ -11,7 +11,7 @@ from toy_registry import answers, toy_items
 from vlp_models.errors import DataError
 from vlp_models.params import PromotionParams
 from vlp_models.pipeline.promotion_commands import explain
-from vlp_models.registry.promotion.gate import Spending, spend_budget
+from vlp_models.registry.promotion.error_budget import Spending, spend_budget
 
 WEAK, GOOD, BETTER, BEST = answers(0.3), answers(0.5), answers(0.7), answers(0.9)
 RUNS = ("regions", "pixels", "other")
@@ -102,14 +102,14 @@ def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new:
     test = refused["decision"]["numbers"]["test"]
 
     def spent(content: str, test: str, **more: Any) -> Spending:
-        options = {"model": registry.model, "runs": (1, 1), "confidence": 0.95}
+        options = {"model": registry.model, "runs": (1, 1, 0), "confidence": 0.95}
         contents = (content, champion["content"])
         return spend_budget(entries, PromotionParams(), test=test, contents=contents, **{**options, **more})
 
     again = spent(refused["content"], test)
     assert (again.step, again.remaining) == (1, 0.9), "its own part, and the budget stays spent"
     assert spent("new", test).step == 2 and spent("new", test, model="another task").step == 1
-    assert spent(refused["content"], test, runs=(3, 1)).step == 2, "the same versions, now with three seeds"
+    assert spent(refused["content"], test, runs=(3, 1, 0)).step == 2, "the same versions, now with three seeds"
     # The test gains items every week, or is drawn again: the same task, and so the same budget.
     assert spent(refused["content"], "grown").step == spent("new", "drawn again").step == 2
     assert spent("new", test, num_candidates=4).alpha == spent("new", test).alpha / 4, "the best of four on this test"
@@ -161,6 +161,35 @@ def test_seeds_of_a_variant_are_judged_together(new: Any) -> None:
     for n in range(3):
         registry.add(answers(0.8, n), made_by=(f"third-{n}", "tden"), variant="third")
     assert registry.promote(8).action == "promoted"
+
+
+@pytest.mark.slow
+def test_past_variants_show_the_deviation_over_seeds_unless_the_compared_ones_vary_more(new: Any) -> None:
+    registry = new(seed_std=0.0)
+
+    def add(variant: str, *runs: list[float], **scores: Any) -> int:
+        first, *_ = [registry.add(values, variant=variant, **scores) for values in runs]
+        return first
+
+    assert registry.promote(add("champion", answers(0.5, 1), answers(0.5, 2))).action == "promoted"
+    better = add("better", answers(0.64, 5), answers(0.64, 6))
+    alone = registry.promote(better)
+    assert alone.outcome == "inconclusive" and alone.numbers["limited_by"] == "seeds"
+    # Two runs, where runs of one seed and of another test show nothing.
+    for n in range(4):
+        add(f"past {n}", answers(0.5, 10 + n), answers(0.5, 20 + n))
+    add("one seed", answers(0.5, 30))
+    add("another test", answers(0.5, 31), answers(0.5, 32), test="t2")
+    wild = add("wild", answers(0.9, 7), answers(0.5, 8))
+    unlike = registry.promote(wild)
+    assert unlike.numbers["pooled_degrees"] == 0 and "5 past ones by" in unlike.numbers["not_pooled"]
+    assert "past variants are not used" in "\n".join(explain(unlike))
+    registry.client.delete_model_version(registry.model, str(wild))
+    # The same versions and runs as before, but more is known of their deviation: another question.
+    pooled = registry.promote(better)
+    assert (pooled.action, pooled.numbers["pooled_variants"], pooled.numbers["pooled_degrees"]) == ("promoted", 4, 4)
+    assert pooled.numbers["budget_step"] == 3
+    assert "2 vs 2 runs per variant and 4 past variants" in "\n".join(explain(pooled))
 
 
 def test_runs_missing_from_params_compete_only_when_requested(new: Any) -> None:

@@ -13,6 +13,7 @@ from vlp_models.errors import ParamsError
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.score import mean_score
 from vlp_models.params import GateParams, PromotionParams, build
+from vlp_models.registry.promotion.error_budget import share_left
 from vlp_models.registry.promotion.gate import (
     Measurement,
     NotComparableError,
@@ -20,7 +21,6 @@ from vlp_models.registry.promotion.gate import (
     check_non_inferior,
     compare_to_champion,
     measure,
-    share_left,
 )
 from vlp_models.registry.promotion.gate_rule import MetricSpec
 

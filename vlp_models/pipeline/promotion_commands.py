@@ -244,11 +244,14 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
         f"{numbers['relevant_gain']:g}"
     ]
     if numbers["std_seeds"]:
+        past = f" and {numbers['pooled_variants']} past variants" if numbers.get("pooled_variants") else ""
         lines.append(
-            f"  seeds: {numbers['runs']} vs {numbers['champion_runs']} runs per variant, std of one run "
+            f"  seeds: {numbers['runs']} vs {numbers['champion_runs']} runs per variant{past}, std of one run "
             f"{numbers['seed_std']:.2f}; std of the gain: {numbers['std_items']:.2f} from items, "
             f"{numbers['std_seeds']:.2f} from seeds"
         )
+    if "not_pooled" in numbers:
+        lines.append(f"  past variants are not used for the std of a run: {numbers['not_pooled']}")
     if numbers.get("limited_by") == "seeds":
         lines.append(
             "  more seeds would help (runs of one `variant`, docs/guides/promotion.md); more items hardly would"

@@ -4,16 +4,11 @@ Every version must have finite scores of the task's metric on enough test images
 every slice. A first champion must be better than the task's simple baselines. A later one must show a gain on the same
 test items that both tests of metrics/gain.py confirm, over images (NLVR: sentences) and seeds. A gain that is not
 confirmed is either ruled out (`keep`) or `inconclusive`.
-
-The chance that any comparison of a task ever promotes a model that is no better stays below `promotion.error_budget`,
-whichever tests it uses. Each refused comparison spends a part of what is left, so the budget never runs out; a
-promotion spends nothing. Until the first false promotion, all comparisons of models that are no better were refused,
-so the j-th of them has at most the j-th part: a union bound, so dependence between them does not matter. Repeating a
-question, i.e. the same version against the same champion on the same test with the same runs, is the same comparison.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +22,7 @@ from vlp_models.registry.promotion.gate_rule import MetricSpec
 
 ALL = "all"  # the slice of the whole test
 POWER = 0.8  # probability with which the minimum detectable gain would be shown
+ALIKE = 0.1  # level of the test that the compared variants vary more over seeds than past ones
 
 GateOutcome = Literal["promote", "keep", "inconclusive"]
 
@@ -237,12 +233,14 @@ def compare_to_champion(
     *,
     alpha: float | None = None,
     other_seeds: tuple[Sequence[Measurement], Sequence[Measurement]] = ((), ()),
+    pooled: tuple[float, int] = (0.0, 0),
 ) -> Verdict:
     """Compare with the champion on the same items; if runs of other seeds exist, compare variant with variant.
 
     Args:
         alpha: allowed probability of promoting what is no better; default: 1 - `rule.confidence`.
         other_seeds: other runs of the challenger's variant, and of the champion's.
+        pooled: squared deviations of the runs of other variants, and their degrees of freedom (`pool_deviations`).
 
     Raises:
         NotComparableError: other test data or another scorer.
@@ -272,6 +270,7 @@ def compare_to_champion(
         resamples=params.resamples,
         seed=params.seed,
         sign=sign,
+        pooled=pooled,
     )
     if gain is None:
         reason = "no confidence: fewer than two images to resample"
@@ -325,6 +324,56 @@ def compare_to_champion(
     return verdict
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """What the runs of past variants show of the deviation over seeds, on the same test.
+
+    squares, degrees: squared deviations from each variant's mean, and their degrees of freedom; 0 if they are not used.
+    variants: how many were used. reason: why past variants are not used; empty if they are, or there are none.
+    """
+
+    squares: float = 0.0
+    degrees: int = 0
+    variants: int = 0
+    reason: str = ""
+
+    def numbers(self) -> dict[str, Any]:
+        numbers = {"pooled_variants": self.variants, "pooled_degrees": self.degrees}
+        return numbers | ({"not_pooled": self.reason} if self.reason else {})
+
+
+def pool_deviations(compared: Sequence[Sequence[Measurement]], past: Sequence[Sequence[Measurement]]) -> Pooled:
+    """Pool the deviations over seeds of past variants, if the compared ones do not vary more.
+
+    That variants vary alike is an assumption. If the compared ones vary less, it costs power; if they vary more, false
+    promotions. So the latter is tested, at a level that is not low: few runs show little.
+
+    Args:
+        compared, past: the runs of each variant.
+    """
+    from scipy.stats import f  # half a second
+
+    def deviations(variants: Sequence[Sequence[Measurement]]) -> tuple[float, int]:
+        values = [np.array([run.value() for run in runs]) for runs in variants]
+        squares = sum(float(((values_R - values_R.mean()) ** 2).sum()) for values_R in values)
+        return squares, sum(len(values_R) - 1 for values_R in values)
+
+    squares, degrees = deviations(past)
+    if not degrees:
+        return Pooled()
+    compared_squares, compared_degrees = deviations(compared)
+    # With one run a side there is nothing to test.
+    if compared_degrees:
+        ratio = float(f.isf(ALIKE, compared_degrees, degrees))
+        if compared_squares / compared_degrees > ratio * squares / degrees:
+            stds = [math.sqrt(compared_squares / compared_degrees), math.sqrt(squares / degrees)]
+            reason = (
+                f"the compared variants deviate by {stds[0]:.2f} over seeds, {len(past)} past ones by {stds[1]:.2f}"
+            )
+            return Pooled(reason=reason)
+    return Pooled(squares=squares, degrees=degrees, variants=len(past))
+
+
 def check_non_inferior(challenger: Measurement, champion: Measurement, rule: GateParams) -> Verdict:
     """Check a version with the champion's own weights (its serving was fixed): no gain is required, but no loss either.
 
@@ -363,80 +412,3 @@ def check_comparable(challenger: Measurement, champion: Measurement) -> None:
     width = champion.evidence.parts_NK.shape[1]
     if challenger.evidence.parts_NK.shape[1] != width:
         raise NotComparableError("the two were scored by different statistics")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """What one comparison with a champion may spend of its task's error budget.
-
-    step: which part of the budget; 1 is the first and largest. alpha: allowed error probability. remaining: share of
-    the budget that the refused comparisons left.
-    """
-
-    step: int
-    alpha: float
-    remaining: float
-
-    def numbers(self, budget: float) -> dict[str, Any]:
-        return {
-            "budget_step": self.step,
-            "error": float(f"{self.alpha:.4g}"),
-            "error_budget": budget,
-            "budget_left": round(self.remaining, 4),
-        }
-
-
-def spend_budget(
-    entries: Sequence[Mapping[str, Any]],
-    params: PromotionParams,
-    *,
-    model: str,
-    test: str,
-    contents: tuple[str, str],
-    runs: tuple[int, ...],
-    confidence: float,
-    num_candidates: int = 1,
-) -> Spending:
-    """Return what a comparison may spend.
-
-    Args:
-        entries: the ledger's.
-        contents: of the version, and of the champion it is compared with. They identify a question: a rebuilt registry
-            may give a number to another version.
-        runs: `count_runs` of the comparison.
-        confidence: of the gate; no comparison is laxer.
-        num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
-    """
-    question = (test, *contents, runs)
-    refused: set[tuple[Any, ...]] = set()  # each question counts once
-    step = 0
-    for entry in entries:
-        numbers = entry.get("decision", {}).get("numbers", {})
-        # Without a gain, such as that of a first champion, nothing was tested.
-        if entry["model"] != model or count_runs(numbers) is None:
-            continue
-        earlier = (numbers["test"], entry["content"], entry["from_content"], count_runs(numbers))
-        # A question that was asked before keeps its part, and with it its alpha.
-        if earlier == question and not step:
-            step = len(refused) + 1
-        if entry["action"] == "refused":
-            refused.add(earlier)
-    step = step or len(refused) + 1
-    # What the refused ones before it leave, less what it leaves itself: over all steps this adds up to the budget.
-    part = share_left(params, step - 1) - share_left(params, step)
-    # Divided by the candidates (Bonferroni): the best of several on this test had several chances.
-    alpha = min(1 - confidence, params.error_budget * part) / num_candidates
-    return Spending(step=step, alpha=alpha, remaining=share_left(params, len(refused)))
-
-
-def share_left(params: PromotionParams, refusals: int) -> float:
-    """Return the share of the error budget that is left after so many refused comparisons.
-
-    It falls like 1 / refusals, so the parts fall like 1 / refusals^2: slowly enough to find large gains for years.
-    """
-    return (1 - params.spend) / (1 - params.spend + refusals * params.spend)
-
-
-def count_runs(numbers: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return how many runs of either variant a gain was measured over; None if none was measured."""
-    return (numbers["runs"], numbers["champion_runs"]) if "runs" in numbers else None

@@ -2,12 +2,12 @@
 
 If the champion was not scored on that test, it is evaluated again. Runs that differ in their seeds only (tag
 `variant_hash`) show the seed variance of a score; they count if they were scored on the same test, and equal
-weights count once.
+weights count once. Runs of other variants show it, too, and are pooled if the compared ones do not vary more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from vlp_models.registry.promotion.gate import (
     compare_to_champion,
     find_baselines,
     measure,
+    pool_deviations,
 )
 from vlp_models.registry.promotion.gate_rule import MetricSpec, gate_rule, gate_spec
 from vlp_models.registry.versions import (
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 logger = get_logger(__name__)
+
+PAST_VARIANTS = 10  # their deviation is known well enough then, and each run's scores are a download
 
 
 # (bundle, the challenger's lineage) -> a folder with the bundle's scores on the current test data; raises a VLPError if
@@ -146,11 +149,23 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, ...]], float] | N
         else:
             challenger_seeds = measure_other_seeds(client, version, challenger, case.spec)
             champion_seeds = measure_other_seeds(client, champion_version, challenger, case.spec)
-            runs = (1 + len(challenger_seeds), 1 + len(champion_seeds))
+            past = measure_past_variants(
+                client, case.model, {variant, champion_tags.get(VARIANT_HASH)}, challenger, case.spec
+            )
+            pooled = pool_deviations(([challenger, *challenger_seeds], [champion, *champion_seeds]), past)
+            runs = (1 + len(challenger_seeds), 1 + len(champion_seeds), pooled.degrees)
             # Asked only now, because the allowed error depends on how many runs are compared.
             alpha = None if get_error is None else get_error(challenger.test, runs)
-            other_seeds = (challenger_seeds, champion_seeds)
-            gained = compare_to_champion(challenger, champion, rule, params, alpha=alpha, other_seeds=other_seeds)
+            gained = compare_to_champion(
+                challenger,
+                champion,
+                rule,
+                params,
+                alpha=alpha,
+                other_seeds=(challenger_seeds, champion_seeds),
+                pooled=(pooled.squares, pooled.degrees),
+            )
+            gained.numbers |= pooled.numbers()
         gained.numbers["champion_reevaluated"] = reevaluated
     except store_errors(NotComparableError, VLPError) as error:
         raise_if_away(error, f"champion, version {case.champion}")
@@ -210,22 +225,60 @@ def measure_other_seeds(
     variant = version.tags.get(VARIANT_HASH, "") if version is not None else ""
     if version is None or not variant:
         return []
+    others = [v for v in _find_variants(client, version.name).get(variant, []) if v.version != version.version]
+    return _measure_runs(client, others, like, spec, {version.tags.get("weights")})
+
+
+def measure_past_variants(
+    client: MlflowClient, model: str, compared: Set[str | None], like: Measurement, spec: MetricSpec
+) -> list[list[Measurement]]:
+    """Return the runs of the newest variants but the compared ones, of those with two or more on the test of `like`.
+
+    Raises:
+        TrackingError: a store does not answer.
+    """
+    variants: list[list[Measurement]] = []
+    for variant, versions in _find_variants(client, model).items():
+        # One run shows no deviation; its scores need not be read.
+        if variant in compared or len({version.tags.get("weights") for version in versions}) < 2:
+            continue
+        runs = _measure_runs(client, versions, like, spec, set())
+        variants += [runs] if len(runs) > 1 else []
+        if len(variants) == PAST_VARIANTS:
+            break
+    return variants
+
+
+def _find_variants(client: MlflowClient, model: str) -> dict[str, list[ModelVersion]]:
+    """Return variant hash -> its versions, both newest first."""
+    variants: dict[str, list[ModelVersion]] = {}
+    for version in sorted(client.search_model_versions(f"name='{model}'"), key=lambda v: -int(v.version)):
+        if variant := version.tags.get(VARIANT_HASH):
+            variants.setdefault(variant, []).append(version)
+    return variants
+
+
+def _measure_runs(
+    client: MlflowClient,
+    versions: Sequence[ModelVersion],
+    like: Measurement,
+    spec: MetricSpec,
+    measured_weights: set[str | None],
+) -> list[Measurement]:
+    """Return the versions' scores on the test of `like`; weights that were measured are a run registered again."""
     measurements: list[Measurement] = []
-    measured_weights = {version.tags.get("weights")}
-    # Newest first; a version with weights that were counted is the same run, registered again.
-    others = [v for v in client.search_model_versions(f"name='{version.name}'") if v.tags.get(VARIANT_HASH) == variant]
-    for other in sorted(others, key=lambda v: -int(v.version)):
-        if other.version == version.version or other.tags.get("weights") in measured_weights:
+    for version in versions:
+        if version.tags.get("weights") in measured_weights:
             continue
         try:
-            stored = read_evaluations(client, other)
+            stored = read_evaluations(client, version)
         except store_errors(VLPError) as error:
-            raise_if_away(error, f"version {other.version}")
+            raise_if_away(error, f"version {version.version}")
             continue
         for scores in stored:
             try:
                 measurements.append(_measure_like(scores, spec, like))
-                measured_weights.add(other.tags.get("weights"))
+                measured_weights.add(version.tags.get("weights"))
                 break
             except NotComparableError:  # an evaluation on another test
                 continue

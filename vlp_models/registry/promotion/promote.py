@@ -18,7 +18,8 @@ from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import DataError
 from vlp_models.params.operations import GateParams, PromotionParams
 from vlp_models.registry.promotion.candidates import Choice, choose_best
-from vlp_models.registry.promotion.gate import GateOutcome, Spending, Verdict, count_runs, spend_budget
+from vlp_models.registry.promotion.error_budget import Spending, count_runs, spend_budget
+from vlp_models.registry.promotion.gate import GateOutcome, Verdict
 from vlp_models.registry.promotion.gate_rule import MetricSpec
 from vlp_models.registry.promotion.judge import GateCase, Reevaluate, check_readable, judge
 from vlp_models.registry.promotion.ledger import LedgerError
