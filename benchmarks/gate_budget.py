@@ -22,7 +22,7 @@ many refusals, by several rules:
 - constant share: each decision spends a tenth of what is left.
 - discarding: ADDIS spending (Tian and Ramdas, 2021, "Online control of the familywise error rate"), in which p-values
   above 0.5 cost nothing. It needs independent p-values.
-- e-value: the most powerful one, which knows the true gain and its deviation; promotes if it is at least 1 / error.
+- e-value: the most powerful one, with the true gain and its deviation given; promotes if it is at least 1 / error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from vlp_models.metrics.score import Evidence, FloatArray, mean_percent
 from vlp_models.params import GateParams, PromotionParams
 from vlp_models.registry.promotion.error_budget import share_left, spend_budget
 from vlp_models.registry.promotion.gate import Measurement, compare_to_champion
+
+Scores = NDArray[np.float32]
 
 ITEMS = 300
 GROWTH = 3  # items a week
@@ -72,8 +75,8 @@ class Cell:
     seed: int
 
 
-class World:
-    """The items and the champion of many series at once. Suffixes: S series, N items."""
+class Tasks:
+    """Tests and champions of many series at once. Suffixes: S series, N items, W weeks."""
 
     def __init__(self, kind: str, series: int, rng: np.random.Generator) -> None:
         self.kind, self.rng = kind, rng
@@ -99,12 +102,12 @@ class World:
         """Remove the oldest items."""
         self.ease_SN, self.score_SN = self.ease_SN[:, count:], self.score_SN[:, count:]
 
-    def challengers(self, better: float = 0.0) -> FloatArray:
+    def challengers(self, better: float = 0.0) -> Scores:
         """Return the scores of fresh challengers [S, N]."""
         run_S1 = better + self.rng.normal(0, SEED_STD[self.kind], self.champion_S1.shape)
         if self.kind == "answers":
             return self._answers(self.ease_SN, run_S1)
-        gain_SN = (self.ease_SN + self._skewed(self.ease_SN.shape)) / math.sqrt(2)
+        gain_SN = (self.ease_SN + self._skewed(self.ease_SN.shape)) / np.float32(math.sqrt(2))
         return gain_SN + (run_S1 - self.champion_S1).astype(np.float32)
 
     def seed_std(self) -> float:
@@ -115,51 +118,54 @@ class World:
         slope = stats.norm.pdf(stats.norm.ppf(0.6)) / math.sqrt(1 + 0.8**2)
         return 100 * SEED_STD[self.kind] * float(slope)
 
-    def _answers(self, ease_SN: FloatArray, run_S1: FloatArray) -> FloatArray:
+    def _answers(self, ease_SN: Scores, run_S1: FloatArray) -> Scores:
         sum_SN = ease_SN + np.float32(0.8) * self.rng.standard_normal(ease_SN.shape, dtype=np.float32)
         quality = float(stats.norm.ppf(0.6)) * self.spread
         return (sum_SN + (quality + run_S1).astype(np.float32) > 0).astype(np.float32)
 
-    def _skewed(self, shape: tuple[int, ...]) -> FloatArray:
+    def _skewed(self, shape: tuple[int, ...]) -> Scores:
         return 1 - self.rng.standard_exponential(shape, dtype=np.float32)
 
 
 class Decider:
-    """The gate, and the normal approximation that says where to run it."""
+    """The gate, and the normal approximation that decides where to run it.
 
-    def __init__(self, seed_std: float, resamples: int | None = None) -> None:
-        self.params = PromotionParams() if resamples is None else PromotionParams(resamples=resamples)
+    pooled: degrees of freedom of past variants, which deviate as stated.
+    """
+
+    def __init__(self, seed_std: float, pooled: int = 0) -> None:
+        self.params, self.pooled = PromotionParams(), (pooled * seed_std**2, pooled)
         self.rule = GateParams(metric="accuracy", direction="higher", seed_std=seed_std)
 
-    def z(self, gain_SN: FloatArray) -> FloatArray:
+    def z(self, gain_SN: Scores) -> FloatArray:
         """Return each gain in standard errors [S]."""
         error_S = gain_SN.std(axis=1, ddof=1) * 100 / math.sqrt(gain_SN.shape[1])
         z_S: FloatArray = 100 * gain_SN.mean(axis=1) / np.sqrt(error_S**2 + 2 * self.rule.seed_std_of("accuracy") ** 2)
         return z_S
 
-    def promotes(self, challenger_N: FloatArray, champion_N: FloatArray, alpha: float) -> bool:
+    def promotes(self, challenger_N: Scores, champion_N: Scores, alpha: float) -> bool:
         names = [str(i) for i in range(len(champion_N))]
 
-        def measured(score_N: FloatArray) -> Measurement:
+        def measured(score_N: Scores) -> Measurement:
             parts_NK = np.column_stack([score_N.astype(np.float64), np.ones(len(score_N))])
             evidence = Evidence(groups=names, parts_NK=parts_NK, statistic=mean_percent, items=names)
             return Measurement(metric="accuracy", test="t", scorer="", evidence=evidence, slices=[()] * len(names))
 
         sides = measured(challenger_N), measured(champion_N)
-        return compare_to_champion(*sides, self.rule, self.params, alpha=alpha).passed
+        return compare_to_champion(*sides, self.rule, self.params, alpha=alpha, pooled=self.pooled).passed
 
 
-def weekly_tests(world: World, test: str, weeks: int) -> Iterator[str]:
-    """Change the test of `world` week by week; yield its name, which changes with it."""
+def weekly_tests(tasks: Tasks, test: str, weeks: int) -> Iterator[str]:
+    """Change the test of `tasks` week by week; yield its name, which changes with it."""
     version = 0
     for week in range(weeks):
         if test == "growing" and week:
-            world.add(GROWTH)
+            tasks.add(GROWTH)
             version += 1
         elif test in ("replaced", "half") and week and week % REPLACED_EVERY == 0:
             count = ITEMS if test == "replaced" else ITEMS // 2
-            world.drop(count)
-            world.add(count)
+            tasks.drop(count)
+            tasks.add(count)
             version += 1
         yield f"test {version}"
 
@@ -188,24 +194,24 @@ def allowed_errors(cell: Cell, names: list[str]) -> list[float]:
 def simulate(cell: Cell) -> dict[str, Any]:
     """Return the share of the series with a false promotion, in percent."""
     rng = np.random.default_rng([cell.seed, *f"{cell.kind} {cell.test}".encode()])
-    world = World(cell.kind, cell.series, rng)
-    decider = Decider(world.seed_std())
+    tasks = Tasks(cell.kind, cell.series, rng)
+    decider = Decider(tasks.seed_std())
     # The names of the tests, and with them the errors, do not depend on the scores.
-    alphas = allowed_errors(cell, list(weekly_tests(World(cell.kind, 1, rng), cell.test, cell.weeks)))
+    alphas = allowed_errors(cell, list(weekly_tests(Tasks(cell.kind, 1, rng), cell.test, cell.weeks)))
     first_S = np.full(cell.series, cell.weeks, dtype=np.int64)  # week of the first false promotion
     decisions, skipped = 0, []
-    for week, (_, alpha) in enumerate(zip(weekly_tests(world, cell.test, cell.weeks), alphas, strict=True)):
-        challenger_SN = world.challengers()
-        z_S = decider.z(challenger_SN - world.score_SN)
+    for week, (_, alpha) in enumerate(zip(weekly_tests(tasks, cell.test, cell.weeks), alphas, strict=True)):
+        challenger_SN = tasks.challengers()
+        z_S = decider.z(challenger_SN - tasks.score_SN)
         open_S = first_S == cell.weeks
         run_S = open_S & (z_S >= stats.norm.isf(MARGIN * alpha))
         for i in np.flatnonzero(run_S):
             decisions += 1
-            if decider.promotes(challenger_SN[i], world.score_SN[i], alpha):
+            if decider.promotes(challenger_SN[i], tasks.score_SN[i], alpha):
                 first_S[i] = week
         # The nearest of those that were skipped.
         near = np.argsort(np.where(open_S & ~run_S, z_S, -np.inf))[-math.ceil(CHECKED / cell.weeks) :]
-        skipped += [decider.promotes(challenger_SN[i], world.score_SN[i], alpha) for i in near]
+        skipped += [decider.promotes(challenger_SN[i], tasks.score_SN[i], alpha) for i in near]
     return {
         **dataclasses.asdict(cell),
         "about": TESTS[cell.test],
@@ -223,10 +229,10 @@ def power(series: int, seed: int) -> dict[str, Any]:
     params, kind = PromotionParams(), "answers"
     weeks = (1, 10, 30, 100)
     rng = np.random.default_rng([seed, 1])
-    # p-values of one task's weeks, in many series: what the rule that discards goes by, and how often it errs.
-    world = World(kind, series, rng)
-    decider = Decider(world.seed_std())
-    null_WS = np.stack([decider.z(world.challengers() - world.score_SN) for _ in range(max(CHECKPOINTS))])
+    # p-values of one task's weeks, in many series: what the rule that discards depends on, and how often it errs.
+    tasks = Tasks(kind, series, rng)
+    decider = Decider(tasks.seed_std())
+    null_WS = np.stack([decider.z(tasks.challengers() - tasks.score_SN) for _ in range(max(CHECKPOINTS))])
     p_WS = stats.norm.sf(null_WS)
 
     parts = -np.diff([params.error_budget * share_left(params, k) for k in range(len(p_WS) + 1)])
@@ -242,27 +248,29 @@ def power(series: int, seed: int) -> dict[str, Any]:
     low, high, gain = 0.0, 2.0, 1.0
     for _ in range(9):
         gain = (low + high) / 2
-        sample = World(kind, 4 * series, np.random.default_rng([seed, 2]))
+        sample = Tasks(kind, 4 * series, np.random.default_rng([seed, 2]))
         z_S = decider.z(sample.challengers(gain) - sample.score_SN)
         low, high = (gain, high) if (z_S >= stats.norm.isf(parts[0])).mean() < 0.8 else (low, gain)
-    better = World(kind, series, np.random.default_rng([seed, 3]))
+    better = Tasks(kind, series, np.random.default_rng([seed, 3]))
     challenger_SN = better.challengers(gain)
     z_S = decider.z(challenger_SN - better.score_SN)
-    gate = Decider(better.seed_std())
 
-    def gate_finds(alpha: float) -> float:
+    def gate_finds(alpha: float, pooled: int) -> float:
+        gate = Decider(better.seed_std(), pooled)
         likely = np.flatnonzero(z_S >= stats.norm.isf(min(0.5, MARGIN * alpha)))
-        return sum(gate.promotes(challenger_SN[i], better.score_SN[i], alpha) for i in likely) / series
+        return round(100 * sum(gate.promotes(challenger_SN[i], better.score_SN[i], alpha) for i in likely) / series, 1)
 
     # By the normal approximation, as the rules differ in the errors alone; the shipped one by the gate as well.
-    found: dict[str, dict[str, float]] = {
+    finds: dict[str, dict[str, float]] = {
         rule: {str(w): round(100 * float((z_S[:, None] >= stats.norm.isf(a_WS[w - 1])).mean()), 1) for w in weeks}
         for rule, a_WS in alphas.items()
     }
     expected = float(z_S.mean())  # the e-value's bet: the likelihood ratio of this gain
     log_e_S = expected * z_S - expected**2 / 2
-    found["e-value"] = {str(w): round(100 * float((log_e_S >= -math.log(parts[w - 1])).mean()), 1) for w in weeks}
-    found["parts, the gate"] = {str(w): round(100 * gate_finds(float(parts[w - 1])), 1) for w in weeks}
+    finds["e-value"] = {str(w): round(100 * float((log_e_S >= -math.log(parts[w - 1])).mean()), 1) for w in weeks}
+    # By Student's t with 10 degrees of freedom, or 30: ten past variants with three runs each.
+    for name, pooled in (("the gate", 0), ("the gate, pooled", 20)):
+        finds[name] = {str(w): gate_finds(float(parts[w - 1]), pooled) for w in weeks}
     # By the same approximation: how often a series errs.
     false = {
         rule: {str(w): round(100 * float((p_WS[:w] <= a_WS[:w]).any(axis=0).mean()), 1) for w in CHECKPOINTS}
@@ -271,7 +279,7 @@ def power(series: int, seed: int) -> dict[str, Any]:
     errors = {rule: {str(w): float(f"{a_WS[w - 1].mean():.2g}") for w in weeks} for rule, a_WS in alphas.items()}
     gain_points = round(100 * float((challenger_SN - better.score_SN).mean()), 1)
     return {"kind": "power", "series": series, "seed": seed, "gain_in_points": gain_points} | {
-        "power": found,
+        "power": finds,
         "false": false,
         "errors": errors,
     }
