@@ -109,6 +109,7 @@ test-cluster: install
 
 gate: install
 	@python benchmarks/gate.py --comparisons $(or $(N),10000) --seed $(or $(SEED),1) --out benchmarks/results/gate.json
+	@python benchmarks/gate_budget.py --series $(or $(SERIES),2000) --seed $(or $(SEED),1) --out benchmarks/results/gate_budget.json
 
 faults: install
 	@python benchmarks/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)

@@ -174,7 +174,7 @@ def test_past_variants_show_the_deviation_over_seeds_unless_the_compared_ones_va
     assert registry.promote(add("champion", answers(0.5, 1), answers(0.5, 2))).action == "promoted"
     better = add("better", answers(0.64, 5), answers(0.64, 6))
     alone = registry.promote(better)
-    assert alone.outcome == "inconclusive" and alone.numbers["limited_by"] == "seeds"
+    assert alone.outcome == "inconclusive" and alone.numbers["pooled_variants"] == 0
     # Two runs, where runs of one seed and of another test show nothing.
     for n in range(4):
         add(f"past {n}", answers(0.5, 10 + n), answers(0.5, 20 + n))

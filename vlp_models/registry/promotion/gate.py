@@ -22,7 +22,7 @@ from vlp_models.registry.promotion.gate_rule import MetricSpec
 
 ALL = "all"  # the slice of the whole test
 POWER = 0.8  # probability with which the minimum detectable gain would be shown
-ALIKE = 0.1  # level of the test that the compared variants vary more over seeds than past ones
+ALIKE = 0.05  # level of the test that the compared variants vary more over seeds than past ones
 
 GateOutcome = Literal["promote", "keep", "inconclusive"]
 
@@ -346,7 +346,7 @@ def pool_deviations(compared: Sequence[Sequence[Measurement]], past: Sequence[Se
     """Pool the deviations over seeds of past variants, if the compared ones do not vary more.
 
     That variants vary alike is an assumption. If the compared ones vary less, it costs power; if they vary more, false
-    promotions. So the latter is tested, at a level that is not low: few runs show little.
+    promotions. So the latter is tested; few runs show only large differences.
 
     Args:
         compared, past: the runs of each variant.
@@ -359,18 +359,15 @@ def pool_deviations(compared: Sequence[Sequence[Measurement]], past: Sequence[Se
         return squares, sum(len(values_R) - 1 for values_R in values)
 
     squares, degrees = deviations(past)
-    if not degrees:
-        return Pooled()
     compared_squares, compared_degrees = deviations(compared)
-    # With one run a side there is nothing to test.
-    if compared_degrees:
-        ratio = float(f.isf(ALIKE, compared_degrees, degrees))
-        if compared_squares / compared_degrees > ratio * squares / degrees:
-            stds = [math.sqrt(compared_squares / compared_degrees), math.sqrt(squares / degrees)]
-            reason = (
-                f"the compared variants deviate by {stds[0]:.2f} over seeds, {len(past)} past ones by {stds[1]:.2f}"
-            )
-            return Pooled(reason=reason)
+    # With one run a side the assumption cannot be tested.
+    if not degrees or not compared_degrees:
+        return Pooled()
+    ratio = float(f.isf(ALIKE, compared_degrees, degrees))
+    if compared_squares / compared_degrees > ratio * squares / degrees:
+        stds = [math.sqrt(compared_squares / compared_degrees), math.sqrt(squares / degrees)]
+        reason = f"the compared variants deviate by {stds[0]:.2f} over seeds, {len(past)} past ones by {stds[1]:.2f}"
+        return Pooled(reason=reason)
     return Pooled(squares=squares, degrees=degrees, variants=len(past))
 
 

@@ -32,6 +32,7 @@ from vlp_models.registry.promotion.gate import (
     Baseline,
     Measurement,
     NotComparableError,
+    Pooled,
     Verdict,
     check_baselines,
     check_comparable,
@@ -149,10 +150,13 @@ def judge(case: GateCase, get_error: Callable[[str, tuple[int, ...]], float] | N
         else:
             challenger_seeds = measure_other_seeds(client, version, challenger, case.spec)
             champion_seeds = measure_other_seeds(client, champion_version, challenger, case.spec)
-            past = measure_past_variants(
-                client, case.model, {variant, champion_tags.get(VARIANT_HASH)}, challenger, case.spec
-            )
-            pooled = pool_deviations(([challenger, *challenger_seeds], [champion, *champion_seeds]), past)
+            compared = ([challenger, *challenger_seeds], [champion, *champion_seeds])
+            pooled = Pooled()
+            # Past variants help if there are runs to compare them with.
+            if challenger_seeds or champion_seeds:
+                variants = {variant, champion_tags.get(VARIANT_HASH)}
+                past = measure_past_variants(client, case.model, variants, challenger, case.spec)
+                pooled = pool_deviations(compared, past)
             runs = (1 + len(challenger_seeds), 1 + len(champion_seeds), pooled.degrees)
             # Asked only now, because the allowed error depends on how many runs are compared.
             alpha = None if get_error is None else get_error(challenger.test, runs)
