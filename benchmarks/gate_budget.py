@@ -289,10 +289,8 @@ def power(series: int, seed: int) -> dict[str, Any]:
 
 
 def cells(series: int, seed: int) -> list[Cell]:
-    """Return all cells: the shipped rule over 200 weeks, the other one over 50."""
-    lengths = {"task": max(CHECKPOINTS), "per test": min(CHECKPOINTS)}
     return [
-        Cell(kind=kind, test=test, rule=rule, weeks=lengths[rule], series=series, seed=seed)
+        Cell(kind=kind, test=test, rule=rule, weeks=max(CHECKPOINTS), series=series, seed=seed)
         for rule in RULES
         for kind in SEED_STD
         for test in TESTS
