@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import CaptionSet, score_caption_sets, score_captions
+from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import tokenize
 from vlp_models.metrics.score import Evidence, FloatArray, Score
 
@@ -93,6 +96,16 @@ def caption_sets() -> dict[str, CaptionSet]:
     return sets
 
 
+class SharedProgram(Meteor):
+    """pycocoevalcap's METEOR with the program that all tests share: another one takes seconds to start."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.meteor_p, self.lock = process, threading.Lock()
+
+    def __del__(self) -> None:
+        """Leave the program running."""
+
+
 @dataclass
 class Official:
     """The programs, and their tokens of each text."""
@@ -118,10 +131,10 @@ def official() -> Iterator[Official]:
         texts += [*caption_set.candidates.values(), *itertools.chain(*caption_set.references.values())]
     # Its tokens of a line depend on how the next line starts; ours are those before a lower-case word.
     tokens = PTBTokenizer().tokenize({text: [{"caption": text}, {"caption": "a"}] for text in texts})
-    meteor = Meteor()
-    yield Official(meteor=meteor, tokens={text: captions[0] for text, captions in tokens.items()})
-    meteor.meteor_p.kill()
-    meteor.meteor_p.wait()
+    with caption._meteor_process(None) as meteor:
+        assert not isinstance(meteor, str)
+        meteor_program = SharedProgram(meteor._process)
+        yield Official(meteor=meteor_program, tokens={text: captions[0] for text, captions in tokens.items()})
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +165,16 @@ def test_scores_of_corpus_and_captions_equal_the_official_ones(
         evidence = evidence_of(score)
         assert evidence.statistic(evidence.parts_NK) == pytest.approx(each, abs=1e-9), metric
         assert evidence.statistic(evidence.parts_NK.sum(0, keepdims=True)) == pytest.approx(corpus, abs=1e-9), metric
+
+
+def test_reward_equals_the_official_cider(official: Official) -> None:
+    """Self-critical training's CIDEr-D is CIDEr, if it counts the n-grams of the same references."""
+    caption_set = caption_sets()["random odd"]
+    _, each = official.score(caption_set, list(caption_set.candidates))["CIDEr"]
+    words = {i: [official.tokens[text].split() for text in texts] for i, texts in caption_set.references.items()}
+    reward = CiderD(DocumentFrequencies.count(words.values()), words.__getitem__)
+    scores = [reward.score(i, [official.tokens[text].split()])[0] for i, text in caption_set.candidates.items()]
+    assert 100 * np.array(scores) == pytest.approx(each, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["partly identical", "random odd", "odd"])
