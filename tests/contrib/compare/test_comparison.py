@@ -6,11 +6,14 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
-from score_files import scores, write_csv
+from score_files import scores, write_csv, write_samples
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
@@ -233,3 +236,29 @@ def test_scores_that_are_not_finite_are_named_and_json_stays_json(tmp_path: Path
         app, ["compare", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "--html", str(tmp_path)]
     )
     assert isinstance(result.exception, ParamsError)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_files_are_read_and_paired_by_the_column(tmp_path: Path, kind: str) -> None:
+    """No function of this package is called for each of a million items: the calls are as many for few items."""
+    calls: Counter[int] = Counter()
+    for count in (100, 5000):
+        files = []
+        for name, order in (("a", range(count)), ("b", reversed(range(count)))):
+            rows: list[dict[str, Any]] = [{"item": f"q{i}", "score": i % 2, "image_id": f"im{i // 3}"} for i in order]
+            if kind == "csv":
+                columns = {key: [row[key] for row in rows] for key in ("item", "image_id")}
+                files.append(write_csv(tmp_path / f"{name}.csv", [row["score"] for row in rows], columns))
+            else:
+                files.append(write_samples(tmp_path / f"{name}.jsonl", rows))
+
+        def count_call(frame: FrameType, event: str, _: object, count: int = count) -> None:
+            if event == "call" and ("compare" in frame.f_code.co_filename or "bootstrap" in frame.f_code.co_filename):
+                calls[count] += 1
+
+        sys.setprofile(count_call)
+        try:
+            compare(files, resamples=100)
+        finally:
+            sys.setprofile(None)
+    assert 0 < calls[5000] < calls[100] + 200

@@ -217,6 +217,8 @@ def test_csv_with_semicolons_and_decimal_commas(tmp_path: Path) -> None:
         (run,) = read_runs(path)
         assert values_of(run) == {"q1": 0.5, "q2": 1.0} and run.metrics["score"].clusters == ["x", "y"]
         assert "numbers with a decimal comma" in run.notes
+    path.write_text("item,score,why;where;when;who\nq1,1,a\n")
+    assert values_of(read_runs(path)[0]) == {"q1": 1.0}
     for text, message in (
         ("item;score\nq1;0,5\nq2;0.25\n", "with a decimal comma and with a point"),
         ("item;score\nq1;1,234,5\n", "line 2: score is '1,234,5', not a number"),

@@ -180,6 +180,7 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
     items = id_texts(cells(item))
     values: dict[str, Values] = {}  # metric -> its scores
     skipped: dict[str, list[int]] = {}
+    metrics_of: dict[tuple[str, ...], list[str]] = {}  # keys of a sample, mostly those of all others -> metrics
     dictionaries: dict[str, list[Any]] = {}  # metric -> those of its entries that are dictionaries with the score
     for number, row in enumerate(rows):
         names = row.get("metrics")
@@ -187,7 +188,10 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
             names = [columns.score]
         elif not isinstance(names, list):
             # Without a list of its metrics, every key that is not bookkeeping may be one.
-            names = [name for name in row if name not in NOT_METRICS]
+            keys = tuple(row)
+            if keys not in metrics_of:
+                metrics_of[keys] = [name for name in keys if name not in NOT_METRICS]
+            names = metrics_of[keys]
         # A filter is a way to extract the answer: its scores are a metric of their own.
         suffix = f",{row['filter']}" if row.get("filter") not in (None, "", "none") else ""
         for name in names:
@@ -209,8 +213,8 @@ def _read_samples(path: Path, rows: list[dict[str, Any]], columns: Columns) -> l
         if all(value <= 0 for _, value in values[name]):  # which no perplexity is
             values[name.replace("perplexity", LOG_LIKELIHOOD)] = values.pop(name)
     contents = _sample_contents(cells)
-    keys = {*itertools.chain.from_iterable(rows), *itertools.chain.from_iterable(_document(row) for row in rows)}
-    cluster = columns.cluster or first_named([name for name in (*CLUSTER_NAMES, MEDIA) if name in keys], cells)
+    fields = {*itertools.chain.from_iterable(rows), *itertools.chain.from_iterable(map(_document, rows))}
+    cluster = columns.cluster or first_named([name for name in (*CLUSTER_NAMES, MEDIA) if name in fields], cells)
     clusters = id_texts(cells(cluster)) if cluster else []
     metrics = {}
     for name, numbered in values.items():

@@ -100,8 +100,15 @@ def _delimiter(path: Path, file: TextIO) -> tuple[str, int]:
     if stated := SEPARATOR_LINE.fullmatch(first.strip()):
         return stated[1], 2
     file.seek(0)
-    # The comma if no other occurs more often.
-    return "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count), 1
+    if path.suffix.lower() == ".tsv":
+        return "\t", 1
+
+    def usual_names(delimiter: str) -> tuple[int, int]:
+        names = next(csv.reader([first], delimiter=delimiter), [])
+        usual = {*ITEM_NAMES, *SCORE_NAMES, *CLUSTER_NAMES}
+        return len(usual.intersection(map(str.strip, names))), len(names)
+
+    return max(",;\t", key=usual_names), 1  # the comma if no other has more
 
 
 def read_xlsx(path: Path, columns: Columns) -> list[Run]:
