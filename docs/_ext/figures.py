@@ -70,11 +70,6 @@ FOLDERS = (ROOT / "docs" / "results" / "runs", ROOT / "benchmarks" / "results")
 BINDINGS = Path("docs/_figures")
 NAMES = BINDINGS / "names.toml"
 COMPLETE = ("README.md", "docs/results/*.md", "docs/guides/comparing.md")
-ENTRIES = {
-    "text": {"text", "figures"},
-    "table": {"below", "number", "source", "rows", "columns"},
-    "recorded": {"source", "texts"},
-}
 FENCE = re.compile(r"^\s*(```+)[^`]*$")
 HEADING = re.compile(r"^#+ +(.*?) *$")
 SOURCE = re.compile(r"^[\w.$-]+(?:\.json|\.run\.zip)(?= |$)")
@@ -372,14 +367,17 @@ class Page:
 
         names: of docs/_figures/names.toml.
         """
+        fillers: dict[str, Callable[..., None]] = {
+            "text": self._fill_text,
+            "table": self._fill_table,
+            "recorded": self._fill_recorded,
+        }
         for kind, entries in bindings.items():
             for entry in entries if isinstance(entries, list) else [entries]:
                 try:
-                    if kind not in ENTRIES or not isinstance(entry, dict) or not entry.keys() <= ENTRIES[kind]:
-                        raise FigureError(
-                            f"[[{kind}]] with other keys than {', '.join(map(str, ENTRIES.get(kind, ENTRIES)))}"
-                        )
-                    getattr(self, f"_fill_{kind}")(**entry)
+                    if kind not in fillers or not isinstance(entry, dict):
+                        raise FigureError(f"[[{kind}]] is none of {', '.join(fillers)}")
+                    fillers[kind](**entry)
                 except (FigureError, TypeError) as error:
                     self.errors.append(f"{self.name}: {error}")
         if any(Path(self.name).match(pattern) for pattern in COMPLETE):
@@ -518,9 +516,9 @@ def bindings_of(name: str) -> Path:
 
 
 def name_of(bindings: Path, root: Path) -> str:
-    """Return the page of a file of bindings: a page of docs, or one next to README.md."""
-    name = str(bindings.relative_to(root / BINDINGS).with_suffix(".md"))
-    return name if (root / name).exists() else f"docs/{name}"
+    """Return the page of a file of bindings: a page of docs, or README.md and other files of the root."""
+    stem = bindings.relative_to(root / BINDINGS).with_suffix("")
+    return next((name for name in (f"{stem}.md", f"{stem}") if (root / name).is_file()), f"docs/{stem}.md")
 
 
 def page_names(root: Path) -> list[str]:
@@ -573,7 +571,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if errors:
         print(f"{errors} errors; no page was written")
     elif different and options.check:
-        print("python docs/_ext/figures.py writes them")
+        print("python docs/_ext/figures.py writes them into the pages")
     elif different:
         for page in pages:
             (options.root / page.name).write_text(page.text, encoding="utf-8")
