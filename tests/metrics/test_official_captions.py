@@ -189,7 +189,7 @@ def test_resampled_scores_equal_the_official_ones(
         rows = rng.integers(len(ids), size=size)
         drawn = official.score(caption_set, [ids[i] for i in rows])
         expected = {metric: corpus for metric, (corpus, _) in drawn.items()}
-        expected["CIDEr"] = np.mean(cider_each[rows])
+        expected["CIDEr"] = float(np.mean(cider_each[rows]))
         for metric, corpus in expected.items():
             evidence = evidence_of(scores[name][metric])
             resampled = evidence.statistic(evidence.parts_NK[rows].sum(axis=0, keepdims=True))
