@@ -289,10 +289,12 @@ def power(series: int, seed: int) -> dict[str, Any]:
 
 
 def cells(series: int, seed: int) -> list[Cell]:
+    """Return all cells; the rule per test is a comparison, for one kind of scores."""
+    kinds = {"task": list(SEED_STD), "per test": ["answers"]}
     return [
         Cell(kind=kind, test=test, rule=rule, weeks=max(CHECKPOINTS), series=series, seed=seed)
         for rule in RULES
-        for kind in SEED_STD
+        for kind in kinds[rule]
         for test in TESTS
     ]
 
@@ -313,11 +315,11 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
+    if not any(row["kind"] == "power" for row in rows):
+        save(power(options.series, options.seed))
     for cell in cells(options.series, options.seed):
         if not any(dataclasses.asdict(cell).items() <= row.items() for row in rows):
             save(simulate(cell))
-    if not any(row["kind"] == "power" for row in rows):
-        save(power(options.series, options.seed))
 
 
 if __name__ == "__main__":
