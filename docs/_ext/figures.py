@@ -73,7 +73,7 @@ COMPLETE = ("README.md", "docs/results/*.md", "docs/guides/comparing.md")
 FENCE = re.compile(r"^\s*(```+)[^`]*$")
 HEADING = re.compile(r"^#+ +(.*?) *$")
 SOURCE = re.compile(r"^[\w.$-]+(?:\.json|\.run\.zip)(?= |$)")
-FORMAT = re.compile(r"^(?=[+,./*<]|word$)(word|[+<]?,?(?:\.\d\d?)?[fs%]?)(?:([*/])(-?\d+(?:e\d)?))?$")
+FORMAT = re.compile(r"^(?=[+,./*<]|word$)(word|[+<]?,?(?:\.\d\d?)?[fgs%]?)(?:([*/])(-?\d+(?:e\d)?))?$")
 FILTER = re.compile(r"^\[([^=\]]+)=([^\]]*)\]")
 DIGITS = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 NUMBER = re.compile(rf"(?:< )?(?<![\w.,/-]){DIGITS}(?![\w])")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from vlp_models.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 try:
-    from compare_bundles import COMPARISONS, RESULTS, compare_bundles
+    from compare_bundles import COMPARISONS, RESULTS, compare_bundles, write_example
 finally:
     sys.path.pop(0)
 
@@ -24,3 +29,11 @@ def test_recorded_comparison_is_what_compare_prints(name: str) -> None:
         assert row == pytest.approx(expected, abs=5e-4), (
             "run python benchmarks/compare_bundles.py, then docs/_ext/figures.py"
         )
+
+
+def test_compare_prints_what_its_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_example(tmp_path)
+    page = (ROOT / "docs" / "guides" / "comparing.md").read_text(encoding="utf-8")
+    command, output = re.findall(r"```console\n\$ vlp (compare .*?)\n(.*?)```", page, re.DOTALL)[0]
+    assert CliRunner().invoke(app, shlex.split(command)).stdout.split() == output.split()

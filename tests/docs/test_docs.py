@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
 from vlp_models.cli.presets import list_presets
@@ -141,14 +140,3 @@ def test_messages_of_first_failures_are_those_of_the_code(file: str, message: st
     source = (ROOT / "vlp_models" / file).read_text(encoding="utf-8")
     assert message in re.sub(r'"\n\s*f?"', "", source), "and correct docs/get-started/troubleshooting.md"
     assert message in (DOCS / "get-started" / "troubleshooting.md").read_text(encoding="utf-8")
-
-
-def test_compare_prints_what_its_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, step in (("old", 2), ("new", 3)):  # every second answer is right; two of three
-        answers = [f"q{number},{int(number % step > 0)}" for number in range(200)]
-        Path(f"{name}.csv").write_text("\n".join(["item,score", *answers]), encoding="utf-8")
-    blocks = FENCE.findall((DOCS / "guides" / "comparing.md").read_text(encoding="utf-8"))
-    command, _, output = next(body for language, body in blocks if language == "console").partition("\n")
-    result = CliRunner().invoke(app, shlex.split(command.removeprefix("$ vlp ")))
-    assert result.stdout == output
