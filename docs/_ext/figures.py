@@ -34,7 +34,7 @@ it is no measurement. `#` is a figure that another entry binds:
     [key=a|b]         the entries of a list with one of these values; a further key is then that of each of them
     repository.json   counts of the code: families, tasks, bundles
     .mean             of a list: mean, median, min, max, sd (standard deviation) or count
-    .1f +.3f ,.0f     format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
+    .1f +.3f ,.0f .4g format of a number; .0% of a share; .12s the first 12 characters; the next keys have it, too
     <.3f word         "< 0.001" for what is smaller; "five" for 5
     .1f/1e6 .2f*1000  divided or multiplied before
     _                 a number of a cell that the source does not have
