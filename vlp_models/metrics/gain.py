@@ -43,7 +43,7 @@ PRIOR_DEGREES = 10  # degrees of freedom of a stated deviation
 SEED_DRAWS = 10  # draws of the seeds' variation per draw of the items: smooths the tails at no cost
 WORSE = 9  # the added loss is 1 + WORSE / sqrt(groups) times the worst one
 FULL_RANGE = (1.0, 100.0)  # the largest loss on an item, in shares and in percent
-CELLS = 4096  # shares of large tests are told apart to within 1 / 2048 of the largest
+CELLS = 4096  # shares of large tests are distinguished to within 1 / 2048 of the largest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -314,7 +314,9 @@ def _draw_counts(sizes_C: NDArray[np.int64], resamples: int, rng: np.random.Gene
 
 def _draw_signs(sizes_C: NDArray[np.int64], resamples: int, rng: np.random.Generator) -> FloatArray:
     """Draw a sign for each group, and add them up within each cell [S, C]."""
-    return 2.0 * rng.binomial(sizes_C, 0.5, size=(resamples, len(sizes_C))) - sizes_C
+    plus_SC = rng.binomial(sizes_C, 0.5, size=(resamples, len(sizes_C)))
+    signs_SC: FloatArray = (2 * plus_SC - sizes_C).astype(np.float64)
+    return signs_SC
 
 
 @functools.lru_cache(maxsize=2)
