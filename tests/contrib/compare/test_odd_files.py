@@ -245,9 +245,11 @@ def test_ids_that_a_spreadsheet_or_pandas_rewrote(tmp_path: Path) -> None:
 
 def test_the_same_table_as_xlsx_and_tsv(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
-    rows = [[i, f"Which\n{i}?", "A", i % 2] for i in range(30)]
+    rows = [[i, f"Which_x000D_\n{i}?", "A", i % 2] for i in range(30)]
     xlsx = write_xlsx(tmp_path / "a.xlsx", [["index", "question", "prediction", "hit"], *rows])
     tsv = tmp_path / "b.tsv"
-    tsv.write_text("index\tquestion\tprediction\thit\n" + "".join(f'{i}\t"{q}"\t{p}\t{h}\n' for i, q, p, h in rows))
+    tsv.write_text(
+        "index\tquestion\tprediction\thit\n" + "".join(f'{i}\t"Which\r\n{i}?"\t{p}\t{h}\n' for i, _, p, h in rows)
+    )
     (row,) = compare([xlsx, tsv]).rows
     assert row.items == 30 and row.gain == 0

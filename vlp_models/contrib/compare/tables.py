@@ -230,8 +230,11 @@ def read_table(path: Path, table: Table, columns: Columns) -> list[Run]:
     items = id_texts(table.column(item))
     clusters = id_texts(table.column(cluster)) if cluster else []
     questions = [] if columns.item else _questions(path, table, item, items)
+    # White space differs between a spreadsheet, in which a carriage return is _x000D_, and text.
     contents = {
-        name: [" ".join(cell.split()) for cell in texts(table.column(name))] for name in CONTENTS if name in names
+        name: [" ".join(cell.replace("_x000D_", " ").split()) for cell in texts(table.column(name))]
+        for name in CONTENTS
+        if name in names
     }
     groups = _groups(table, score)
     summaries = {row for metrics in groups.values() for rows in metrics.values() for row in _summary_rows(items, rows)}
