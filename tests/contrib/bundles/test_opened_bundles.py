@@ -180,7 +180,10 @@ def test_forged_headline_score_differs(
     change: Callable[[Rows, Rows], None], message: str, extra: bool, tmp_path: Path
 ) -> None:
     manifest, files = contents()
-    files |= {ITEMS: changed_items(files[ITEMS], change), SCORES: changed_scores(files[SCORES], extra=extra, **FORGED)}
+    files |= {
+        ITEMS: changed_items(files[ITEMS], change),
+        SCORES: changed_scores(files[SCORES], "", extra=extra, **FORGED),
+    }
     path = write_bundle(tmp_path / "forged.zip", manifest, files)
     (finding, _) = score(open_bundle(path))
     assert finding.equal is False and message in finding.text

@@ -159,7 +159,8 @@ def test_predictions_replay_in_the_project_with_its_weights_only(packed: RunBund
 
 def test_standalone_bundle_predicts_without_the_project(project: Workspace, tmp_path: Path) -> None:
     run(project.root, "vlp", "pack", RUN, "--standalone", "-o", str(tmp_path / "a.run.zip"))
-    done = run(tmp_path, "vlp", "replay", "a.run.zip", "--level", "predict", check=False)
+    command = [sys.executable, "-m", "vlp_models.cli.main", "replay", "a.run.zip", "--level", "predict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "equal      predictions-test.jsonl: all" in done.stdout and "unchecked  the rest: baselines" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["a.run.zip"]

@@ -104,9 +104,8 @@ def _standalone_files(bundle: RunBundle, params: Params, workspace: Workspace) -
     """Return the members that make a bundle standalone, with weights of the fewest levels that change no prediction."""
     from vlp_models.contrib.bundles.standalone import LEVELS, ROUNDED, pack_inputs, pack_weights
 
-    names = [name for name in bundle.files if name.startswith("predictions-")]
-    splits = [name.removeprefix("predictions-").removesuffix(".jsonl") for name in names]
-    inputs = pack_inputs(workspace, bundle.run, splits)
+    splits = [split for split in params.evaluate.splits if f"predictions-{split}.jsonl" in bundle.files]
+    inputs = pack_inputs(workspace, bundle.run, splits[-1])  # figures are of the last one
     checkpoint = workspace.checkpoint(f"finetune/{bundle.run}")
     wrong = []
     for levels in LEVELS:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,8 +187,11 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
 def predict_alone(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Finding]:
     """Predict and score again with the weights and the test data of a standalone bundle."""
     from vlp_models.contrib.bundles.standalone import unpack
+    from vlp_models.data.shards.write import index_name
     from vlp_models.pipeline.stages import evaluate
 
+    splits = [split for split in params.evaluate.splits if f"data/shards/{index_name(split)}" in bundle.files]
+    params = replace(params, evaluate=replace(params.evaluate, splits=splits))
     with scratch_directory(_folder_of_copies(workspace)) as folder:
         copy = Workspace(folder)
         unpack(bundle.files, copy, bundle.run)
@@ -304,8 +307,8 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace, *, alone: bool
     """Compare what an evaluation wrote with the bundle's: predictions, scores per item, scores (`COMPARED`).
 
     Args:
-        alone: it was with rounded weights and without training data, so probabilities are not compared, nor what needs
-            training data.
+        alone: it was with rounded weights and without training data, maybe on fewer splits. What was not computed, and
+            probabilities, are not compared.
     """
     folder, findings = workspace.evaluation(bundle.run), []
     written = {path.name for path in folder.glob("predictions-*.jsonl")}
@@ -314,7 +317,7 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace, *, alone: bool
         text = "not in the bundle (`vlp pack --scores-only`)"
         findings.append(Finding(subject="predictions", equal=None, text=text))
     # A split may have predictions only in the bundle or only now: then every line differs.
-    for name in sorted(written | packed_names) if packed_names else ():
+    for name in sorted(written if alone else written | packed_names) if packed_names else ():
         before = bundle.files.get(name, b"").decode().splitlines()
         after = (folder / name).read_text(encoding="utf-8").splitlines() if name in written else []
         # Lines that differ, and lines that only one of the two has.
@@ -325,6 +328,7 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace, *, alone: bool
     computed = _records(json.loads((folder / SCORES).read_text(encoding="utf-8")))
     packed = _records(bundle.json(SCORES))
     # Without training data some scores cannot be computed, such as a gain over the captions of training images.
+    splits = {split for _, split, _ in computed}
     absent = sorted(packed.keys() - computed.keys()) if alone else []
     packed = {key: record for key, record in packed.items() if key not in absent}
     wrong = [] if _items_equal(bundle, folder / "items.parquet", absent) else [ITEMS]
@@ -341,10 +345,9 @@ def _compare_evaluations(bundle: RunBundle, workspace: Workspace, *, alone: bool
     text = f"all {len(packed)} scores with their {compared} are equal"
     findings.append(Finding(subject="computed again", equal=not wrong and bool(packed), text=_list(wrong) or text))
     if alone:
-        names = "; ".join(
-            ["baselines", "leakage", "probabilities", *(f"{metric} ({split})" for _, split, metric in absent)]
-        )
-        text = f"{names}: they need the training data or the weights as they were; --level train computes them"
+        others = [f"{metric} ({split})" if split in splits else f"all of {split}" for _, split, metric in absent]
+        names = "; ".join(["baselines", "leakage", "probabilities", *dict.fromkeys(others)])
+        text = f"{names}: the bundle has only test data and rounded weights; --level train computes them"
         findings.append(Finding(subject="the rest", equal=None, text=text))
     return findings
 

@@ -3,8 +3,8 @@
 The members have the paths that they have in a project:
 
     checkpoints/finetune/RUN/    the checkpoint, with `rounded.safetensors` in place of its weights
-    data/shards/                 index and shards (.tar.xz) of the evaluated splits; no training sample
-    data/validated/              rows of the evaluated images: hashes, and what the metrics read
+    data/shards/                 index and shards (.tar.xz) of the last evaluated split; no training sample
+    data/validated/              rows of its images: hashes, and what the metrics read
 
 Float32 weights hardly compress. Matrices are rounded to integers, which do, and `pack` takes the fewest levels that
 change no prediction and no score. Probabilities change in their last digits and are not compared.
@@ -79,24 +79,19 @@ def pack_weights(checkpoint: Path, levels: int) -> bytes:
     return save(round_weights(read_weights(checkpoint), levels))
 
 
-def pack_inputs(workspace: Workspace, run: str, splits: Collection[str]) -> dict[str, bytes]:
-    """Return the members of a standalone bundle other than the weights.
-
-    Args:
-        splits: evaluated splits.
-    """
+def pack_inputs(workspace: Workspace, run: str, split: str) -> dict[str, bytes]:
+    """Return the members of a standalone bundle other than the weights, with the test data of a split."""
     checkpoint, shards, validated = workspace.checkpoint(f"finetune/{run}"), workspace.shards, workspace.validated
     paths = [path for path in checkpoint.iterdir() if path.is_file() and path.name not in (WEIGHTS, SUMS)]
-    paths += [shards / "manifest.json", *(shards / index_name(split) for split in splits)]
+    paths += [shards / "manifest.json", shards / index_name(split)]
     files = {workspace.relative(path): path.read_bytes() for path in paths}
-    for split in splits:
-        for shard in shards.glob(f"{split}-*.tar"):
-            # Of many small regions; the archive's deflate leaves a quarter more.
-            files[f"{workspace.relative(shard)}{XZ}"] = lzma.compress(shard.read_bytes())
+    for shard in shards.glob(f"{split}-*.tar"):
+        # Many small files: the archive's deflate leaves a quarter more.
+        files[f"{workspace.relative(shard)}{XZ}"] = lzma.compress(shard.read_bytes())
     # Evaluations look up training images, here none.
     train = shards / index_name("train")
     files.setdefault(workspace.relative(train), _parquet(pq.read_schema(train).empty_table()))
-    images = read_rows("images", validated, lambda rows: pc.is_in(rows["split"], value_set=pa.array(sorted(splits))))
+    images = read_rows("images", validated, lambda rows: pc.equal(rows["split"], split))
     files[workspace.relative(validated / "images.parquet")] = _parquet(images)
     ids = images["image_id"].combine_chunks()
     # scene graphs of synthetic datasets; languages of captions
