@@ -187,7 +187,8 @@ def format_row(result: dict[str, Any]) -> str:
     return f"{result['about'][:70]:70} {result['groups']:5} " + " ".join(f"{cell:>7}" for cell in cells)
 
 
-# Heading of docs/results/gate.md -> family of the scenarios in the table below it, and the keys of its columns.
+PAGES = [ROOT / f"docs/results/{name}.md" for name in ("gate", "gate-scenarios")]
+# Heading on one of the pages -> family of the scenarios in the table below it; and the keys of the columns.
 TABLES = {
     "The models are alike": "alike",
     "A model loses much on few items": "unlike",
@@ -206,13 +207,13 @@ CELLS = (
 )
 
 
-def write_tables(page: Path, results: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> None:
-    """Write the rows of the tables of a page; docs/_ext/figures.py checks their figures.
+def write_tables(pages: Sequence[Path], results: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> None:
+    """Write the rows of the tables of some pages; docs/_ext/figures.py checks their figures.
 
     Args:
         earlier: results of another test, whose false promotions are the second column.
     """
-    text, earlier_of = page.read_text(encoding="utf-8"), {result["about"]: result for result in earlier}
+    texts, earlier_of = [page.read_text(encoding="utf-8") for page in pages], {row["about"]: row for row in earlier}
     for heading, family in TABLES.items():
         lines = []
         for result in results:
@@ -222,10 +223,12 @@ def write_tables(page: Path, results: Sequence[dict[str, Any]], earlier: Sequenc
                 lines.append(f"| {' | '.join([result['about'], *cells])} |\n")
         # The heading, what is before its table, and the table's two head lines remain.
         head = rf"(?ms)(^#+ {re.escape(heading)}\n(?:(?!^[|#]).*?\n)*?\|.*?\n\|.*?\n)(?:\|.*?\n)*"
-        text, count = re.subn(head, lambda match, rows="".join(lines): match[1] + rows, text)
-        if count != 1:
-            raise SystemExit(f"{page}: no table below the heading {heading!r}")
-    page.write_text(text, encoding="utf-8")
+        replaced = [re.subn(head, lambda match, rows="".join(lines): match[1] + rows, text) for text in texts]
+        if sum(count for _, count in replaced) != 1:
+            raise SystemExit(f"not one table below the heading {heading!r}")
+        texts = [text for text, _ in replaced]
+    for page, text in zip(pages, texts, strict=True):
+        page.write_text(text, encoding="utf-8")
 
 
 def _cell(result: Any, key: str) -> str:
@@ -251,13 +254,11 @@ def main() -> None:
     parser.add_argument("--test", default="", help="a file with another gain_over_seeds, such as an earlier one")
     parser.add_argument("--records", type=Path, default=ROOT / ".work/gate.jsonl", help="what is finished")
     parser.add_argument("--out", type=Path, help="a file of the results")
-    parser.add_argument(
-        "--page", type=Path, help="write the tables of this page from the stored results; simulate nothing"
-    )
+    parser.add_argument("--pages", action="store_true", help="write the docs' tables from the stored results instead")
     options = parser.parse_args()
-    if options.page:
+    if options.pages:
         stored = [json.loads((RESULTS / name).read_bytes()) for name in ("gate.json", "gate_earlier.json")]
-        write_tables(options.page, *stored)
+        write_tables(PAGES, *stored)
         return
     names, results, start = choose_scenarios(options.scenarios), [], time.monotonic()
     print(f"{'':70} items " + " ".join(f"{column:>7}" for column in COLUMNS), flush=True)
