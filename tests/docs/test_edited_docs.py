@@ -21,7 +21,7 @@ finally:
 
 EDITS = 100
 # what is no claim: commands, other code, addresses; and names with a number in them (R@1, BLEU-4, lite0)
-CODE = re.compile(r"```(?:bash|mermaid)\n.*?\n```|`[^`\n]+`|\]\([^)\s]*\)|\$[^$\n]+\$", re.DOTALL)
+CODE = re.compile(r"```(?:bash|mermaid|python|toml|yaml)\n.*?\n```|`[^`\n]+`|\]\([^)\s]*\)|\$[^$\n]+\$", re.DOTALL)
 FIGURE = re.compile(r"(?<![\w@])(?<![A-Za-z]-)\d+(?:[.,:]\d+)*(?![\w@]|-bit)")
 COUNTS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 COUNT = re.compile(rf"\b(?:{'|'.join(COUNTS)}|one(?= (?:seed|core|thread|GPU|run)s?\b))\b(?!-)", re.IGNORECASE)
