@@ -2,6 +2,7 @@
 
     make gate                                             # 10,000 comparisons between equals of each scenario
     python benchmarks/gate.py --comparisons 2000 --scenarios exponential "rare, 50"   # names that begin so
+    python benchmarks/gate.py --pages                     # writes the docs' tables; then docs/_ext/figures.py
 
 gate_scenarios.py draws comparisons of two variants on one test. In the first run the variants are equally good: a
 promotion is false. In the second, a fifth as large, one is better, by as much as the oracle finds in 80% of the cases.
@@ -223,7 +224,7 @@ def write_tables(pages: Sequence[Path], results: Sequence[dict[str, Any]], earli
                 lines.append(f"| {' | '.join([result['about'], *cells])} |\n")
         # The heading, what is before its table, and the table's two head lines remain.
         head = rf"(?ms)(^#+ {re.escape(heading)}\n(?:(?!^[|#]).*?\n)*?\|.*?\n\|.*?\n)(?:\|.*?\n)*"
-        replaced = [re.subn(head, lambda match, rows="".join(lines): match[1] + rows, text) for text in texts]
+        replaced = [re.subn(head, rf"\g<1>{''.join(lines)}", text) for text in texts]
         if sum(count for _, count in replaced) != 1:
             raise SystemExit(f"not one table below the heading {heading!r}")
         texts = [text for text, _ in replaced]
