@@ -219,9 +219,7 @@ def simulate(cell: Cell) -> dict[str, Any]:
         **dataclasses.asdict(cell),
         "about": TESTS[cell.test],
         "budget": 100 * PromotionParams().error_budget,
-        "false": {
-            str(weeks): round(100 * float((first_S < weeks).mean()), 2) for weeks in CHECKPOINTS if weeks <= cell.weeks
-        },
+        "false": {f"{weeks} weeks": round(100 * float((first_S < weeks).mean()), 2) for weeks in CHECKPOINTS},
         "promoted": int((first_S < cell.weeks).sum()),
         "decisions": decisions,
         "skipped": {"checked": len(skipped), "promoted": sum(skipped)},
@@ -267,19 +265,26 @@ def power(series: int, seed: int) -> dict[str, Any]:
 
     # By the normal approximation, as the rules differ in the errors alone; the shipped one by the gate as well.
     finds: dict[str, dict[str, float]] = {
-        rule: {str(w): round(100 * float((z_S[:, None] >= stats.norm.isf(a_WS[w - 1])).mean()), 1) for w in weeks}
+        rule: {
+            f"comparison {w}": round(100 * float((z_S[:, None] >= stats.norm.isf(a_WS[w - 1])).mean()), 1)
+            for w in weeks
+        }
         for rule, a_WS in alphas.items()
     }
     expected = float(z_S.mean())  # the e-value's bet: the likelihood ratio of this gain
     log_e_S = expected * z_S - expected**2 / 2
-    finds["e-value"] = {str(w): round(100 * float((log_e_S >= -math.log(parts[w - 1])).mean()), 1) for w in weeks}
-    finds["the gate"] = {str(w): gate_finds(float(parts[w - 1])) for w in weeks}
+    finds["e-value"] = {
+        f"comparison {w}": round(100 * float((log_e_S >= -math.log(parts[w - 1])).mean()), 1) for w in weeks
+    }
+    finds["the gate"] = {f"comparison {w}": gate_finds(float(parts[w - 1])) for w in weeks}
     # By the same approximation: how often a series errs.
     false = {
-        rule: {str(w): round(100 * float((p_WS[:w] <= a_WS[:w]).any(axis=0).mean()), 1) for w in CHECKPOINTS}
+        rule: {f"{w} weeks": round(100 * float((p_WS[:w] <= a_WS[:w]).any(axis=0).mean()), 1) for w in CHECKPOINTS}
         for rule, a_WS in alphas.items()
     }
-    errors = {rule: {str(w): float(f"{a_WS[w - 1].mean():.2g}") for w in weeks} for rule, a_WS in alphas.items()}
+    errors = {
+        rule: {f"comparison {w}": float(f"{a_WS[w - 1].mean():.2g}") for w in weeks} for rule, a_WS in alphas.items()
+    }
     gain_points = round(100 * float((challenger_SN - better.score_SN).mean()), 1)
     return {"kind": "power", "series": series, "seed": seed, "gain_in_points": gain_points} | {
         "power": finds,
