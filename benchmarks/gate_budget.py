@@ -32,7 +32,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ TESTS = {
 }
 PROMOTION = Path(promotion.__file__).parent
 SOURCES = (Path(__file__), Path(gain.__file__), PROMOTION / "gate.py", PROMOTION / "error_budget.py")
-RULES = {"task": "the task's budget", "per test": "a budget per test"}
 SEED_STD = {"answers": 0.08, "skewed": 0.12}  # of a run's own effect on all items, in units of an item's ease or gain
 
 
@@ -294,13 +293,16 @@ def power(series: int, seed: int) -> dict[str, Any]:
 
 
 def cells(series: int, seed: int) -> list[Cell]:
-    """Return all cells; the rule per test is a comparison, for one kind of scores."""
-    kinds = {"task": list(SEED_STD), "per test": ["answers"]}
+    """Return all cells; the rule per test is a comparison, on three kinds of tests."""
+    compared: dict[str, tuple[Iterable[str], Iterable[str]]] = {
+        "task": (SEED_STD, TESTS),
+        "per test": (["answers"], ["fixed", "growing", "replaced"]),
+    }
     return [
         Cell(kind=kind, test=test, rule=rule, weeks=max(CHECKPOINTS), series=series, seed=seed)
-        for rule in RULES
-        for kind in kinds[rule]
-        for test in TESTS
+        for rule, (kinds, tests) in compared.items()
+        for kind in kinds
+        for test in tests
     ]
 
 
