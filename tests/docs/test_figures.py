@@ -28,7 +28,7 @@ FILLED = {
     "docs/guides/reproducibility.md": 9,
     "docs/design/evaluation.md": 70,
     "docs/results/costs.md": 60,
-    "docs/results/gate.md": 180,
+    "docs/results/gate-scenarios.md": 300,
     "docs/results/leaderboard.md": 130,
     "docs/results/scenes.md": 11,
     "docs/results/speed.md": 100,
