@@ -349,8 +349,8 @@ def _means(
 def _draw_unlike(scenario: Scenario, rng: np.random.Generator, better: float, size: int) -> Draws:
     gain_BG, size_BG = _draw_gains(scenario.gains, rng, (size, scenario.items))
     # Sums over the items of each group: a group's gain counts for each of its items.
-    champion = np.zeros((size, 1, scenario.items))
-    challenger = ((scenario.sign * gain_BG + better) * size_BG)[:, None]
+    champion = (rng.random((size, scenario.items)) * size_BG)[:, None]
+    challenger = champion + ((scenario.sign * gain_BG + better) * size_BG)[:, None]
     if scenario.seeds > 1:
         shape = (size, scenario.seeds, scenario.items)
         challenger, champion = (

@@ -42,7 +42,6 @@ LEVEL = 0.95
 PRIOR_DEGREES = 10  # degrees of freedom of a stated deviation
 SEED_DRAWS = 10  # draws of the seeds' variation per draw of the items: smooths the tails at no cost
 WORSE = 9  # the added loss is 1 + WORSE / sqrt(groups) times the worst one
-FULL_RANGE = (1.0, 100.0)  # the largest loss on an item, in shares and in percent
 CELLS = 4096  # shares of large tests are distinguished to within 1 / 2048 of the largest
 
 
@@ -53,10 +52,11 @@ class Gain:
     chance_S         distribution of the gain if the sides differ by chance only: random signs of the shares
     low_S, high_S    the gain less, and plus, what the sample may hide, by the bootstrap
     ends_S           the same with a missed loss (and gain) as bad as the worst, not worse: for the ends of the interval
-    is_exact         the random signs are exact, and decide alone
-    items, seeds     standard deviation due to items and to seeds
+    signs_decide     right and wrong answers: the random signs are the only test
+    items, seeds     standard deviation due to items, and to seeds apart from what the runs do differently on the items
     seed_std         standard deviation of one run over seeds; None if unknown, and the draws are then over items only
     runs             number of runs of each side
+    resamples        number of independent draws of the items
     """
 
     value: float
@@ -64,12 +64,13 @@ class Gain:
     low_S: FloatArray
     high_S: FloatArray
     ends_S: tuple[FloatArray, FloatArray]
-    is_exact: bool
+    signs_decide: bool
     items: float
     seeds: float
     seed_std: float | None
     runs: tuple[int, int]
     groups: int
+    resamples: int
 
     @property
     def is_finite(self) -> bool:
@@ -80,18 +81,16 @@ class Gain:
         excess = self.value - threshold
         # The tolerance counts a draw that equals the gain but for rounding.
         rounding = 1e-9 * abs(excess)
-        larger = float((self.chance_S > excess + rounding).sum())
-        ties = float((self.chance_S >= excess - rounding).sum()) - larger
-        by_chance = larger + ties / 2
-        below = 0 if self.is_exact else int((self.low_S <= threshold).sum())
-        # The observed gain is itself one of the equally likely outcomes, so both counts are one more and p is never 0.
-        return (max(below, by_chance) + 1) / (len(self.chance_S) + 1)
+        larger, as_large = (float((self.chance_S > excess + by).mean()) for by in (rounding, -rounding))
+        by_chance = (larger + as_large) / 2  # ties count half
+        below = 0.0 if self.signs_decide else float((self.low_S <= threshold).mean())
+        # The observed gain is itself one of the equally likely outcomes, so it counts as one more draw.
+        return (max(below, by_chance) * self.resamples + 1) / (self.resamples + 1)
 
     def p_value_below(self, threshold: float) -> float:
         """Return the one-sided p-value of gain < threshold."""
         # The same test for the other side: everything is mirrored.
-        mirrored = {"value": -self.value, "low_S": -self.high_S, "high_S": -self.low_S}
-        return Gain(**vars(self) | mirrored).p_value(-threshold)
+        return self._mirrored().p_value(-threshold)
 
     def two_sided_p(self) -> float:
         """Return twice the smaller p-value of gain > 0 and of gain < 0."""
@@ -100,18 +99,32 @@ class Gain:
     def interval(self, alpha: float, threshold: float = 0.0) -> tuple[float, float]:
         """Return the ends of the interval; the gain is beyond each with probability `alpha` at most.
 
-        The ends are the bootstrap's. `threshold` itself is in the interval unless p_value or p_value_below excludes it.
+        The ends are the bootstrap's. Where they disagree with p about `threshold`, they are those of the tests.
         """
-        low, high = float(np.quantile(self.ends_S[0], alpha)), float(np.quantile(self.ends_S[1], 1 - alpha))
-        # What p excludes, the interval excludes, and nothing else at the threshold.
-        above, below = self.p_value(threshold) <= alpha, self.p_value_below(threshold) <= alpha
-        return (max if above else min)(low, threshold), (min if below else max)(high, threshold)
+        return self._lower_end(alpha, threshold), -self._mirrored()._lower_end(alpha, -threshold)
+
+    def _lower_end(self, alpha: float, threshold: float) -> float:
+        is_above = self.p_value(threshold) <= alpha
+        end = float(np.quantile(self.ends_S[0], alpha))
+        if (end > threshold) != is_above:
+            end = self.value - float(np.quantile(self.chance_S, 1 - alpha))
+            if not self.signs_decide:
+                end = min(end, float(np.quantile(self.low_S, alpha)))
+            # p and a quantile of the same draws may differ by one draw.
+            end = max(end, np.nextafter(threshold, np.inf)) if is_above else min(end, threshold)
+        return end
+
+    def _mirrored(self) -> Gain:
+        """Return the gain of the other side: minus this one."""
+        low_end_S, high_end_S = self.ends_S
+        mirrored = {"value": -self.value, "chance_S": -self.chance_S, "ends_S": (-high_end_S, -low_end_S)}
+        return Gain(**vars(self) | mirrored | {"low_S": -self.high_S, "high_S": -self.low_S})
 
     def detectable(self, threshold: float, alpha: float, power: float) -> float:
         """Return the smallest true gain that this test shows to be above `threshold` with probability `power`."""
         # What must be exceeded, and by how much the observed gain may be below the true one.
         needed, missed = self.value - np.quantile(self.low_S, [alpha, 1 - power], method="higher")
-        if self.is_exact:
+        if self.signs_decide:
             needed = NormalDist().inv_cdf(1 - alpha) * float(np.hypot(self.items, self.seeds))
         return float(threshold + needed + missed)
 
@@ -154,16 +167,15 @@ def gain_over_seeds(
     deviations_RG = shares_RG - shares_RG.mean(axis=1, keepdims=True)
     variance = float(((weights_R @ deviations_RG) ** 2).sum()) * count / (count - 1)  # of the sum of the shares
 
-    # The two tests. Where nothing was lost, a loss may be as large as the metric's range.
-    full_range = FULL_RANGE[bool(np.abs(values_R).max() > FULL_RANGE[0])]
+    # The two tests.
     values_C, sizes_C = _cells(shares_G)
     chance_S = _random_signs(values_C, sizes_C, resamples, seed)
     (losses_S, low_end_S), (gains_S, high_end_S) = (
-        _hidden_losses(side * values_C, sizes_C, full_range / count, resamples, seed) for side in (1.0, -1.0)
+        _hidden_losses(side * values_C, sizes_C, float(np.ptp(shares_RG)), resamples, seed) for side in (1.0, -1.0)
     )
 
     # The second level: without a deviation over seeds, the draws are over items only.
-    scale = 0.0
+    seeds = 0.0
     # What the runs of a side do differently on an item, as a variance of one run's value; 0 with one run each.
     run_noise = 0.0
     if len(runs) > 2:
@@ -172,12 +184,12 @@ def gain_over_seeds(
     deviation, degrees = _deviation([values_R[side] for side in sides], seed_std, run_noise, pooled)
     if deviation is not None:
         both = 1 / len(runs_a) + 1 / len(runs_b)
-        scale = deviation * float(np.sqrt(both))
+        seeds = float(np.sqrt(max(0.0, deviation**2 - run_noise) * both))
         # The runs' own noise on the items is in their deviation: the items' draws keep the rest of their variance. No
         # more is taken than the deviation has: totals of two runs may be equal by chance, and their noise is not gone.
         in_both = min(run_noise, deviation**2) * both
         rest = float(np.sqrt(max(0.0, 1 - in_both / variance))) if variance > 0 else 1.0
-        noise_S = scale * _student(degrees, resamples * SEED_DRAWS, seed)
+        noise_S = deviation * np.sqrt(both) * _student(degrees, resamples * SEED_DRAWS, seed)
         chance_S, losses_S, gains_S, low_end_S, high_end_S = (
             np.repeat(rest * part_S, SEED_DRAWS) + noise_S
             for part_S in (chance_S, losses_S, gains_S, low_end_S, high_end_S)
@@ -188,12 +200,13 @@ def gain_over_seeds(
         low_S=value - losses_S,
         high_S=value + gains_S,
         ends_S=(value - low_end_S, value + high_end_S),
-        is_exact=len(runs) == 2 and _is_right_or_wrong(shares_RG, full_range / count),
+        signs_decide=len(runs) == 2 and _are_right_or_wrong(shares_RG),
         items=float(np.sqrt(variance)),
-        seeds=scale,
+        seeds=seeds,
         seed_std=deviation,
         runs=(len(runs_a), len(runs_b)),
         groups=count,
+        resamples=resamples,
     )
 
 
@@ -212,10 +225,10 @@ def _shares(runs: Sequence[Evidence], sums: Sequence[FloatArray]) -> tuple[Float
     return np.array(values), np.stack(shares)
 
 
-def _is_right_or_wrong(shares_RG: FloatArray, right: float) -> bool:
-    """Return whether each group counts either nothing or `right`, as one question's answer does."""
-    rounding = 1e-6 * right
-    return bool(((np.abs(shares_RG) <= rounding) | (np.abs(shares_RG - right) <= rounding)).all())
+def _are_right_or_wrong(shares_RG: FloatArray) -> bool:
+    """Return whether each group counts either nothing or one and the same share, as one question's answer does."""
+    largest = shares_RG.max()
+    return bool((np.minimum(np.abs(shares_RG), np.abs(shares_RG - largest)) <= 1e-6 * abs(largest)).all())
 
 
 def _cells(shares_G: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
@@ -240,13 +253,13 @@ def _random_signs(values_C: FloatArray, sizes_C: NDArray[np.int64], resamples: i
 
 
 def _hidden_losses(
-    values_C: FloatArray, sizes_C: NDArray[np.int64], full_range: float, resamples: int, seed: int
+    values_C: FloatArray, sizes_C: NDArray[np.int64], score_range: float, resamples: int, seed: int
 ) -> tuple[FloatArray, FloatArray]:
     """Draw how far the true gain may be below the sum of the shares [S], by the studentized bootstrap.
 
     Args:
         values_C, sizes_C: the different shares, and how many groups have each.
-        full_range: the largest share that a group can lose.
+        score_range: of the shares of all runs: what a group may lose where none lost anything.
 
     Returns:
         What decides, with a loss that is worse than those of the sample; and what the interval ends by, with one
@@ -256,8 +269,8 @@ def _hidden_losses(
     mean, largest = float(sizes_C @ values_C) / count, float(np.abs(values_C).max())
     apart_C = values_C - mean
     deviation = float(np.sqrt(sizes_C @ apart_C**2 / count))
-    # Where nothing was lost, a loss may be as large as the range.
-    worst = full_range if values_C.min() >= -1e-9 * largest else -float(values_C.min())
+    lost_nothing = bool(values_C.min() >= -1e-9 * largest)
+    worst = score_range if lost_nothing else -float(values_C.min())
     # Of each draw of G from G + 1: how often it has the one more, and sums of the deviations and of their squares.
     powers_C3 = np.zeros((len(values_C) + 1, 3))
     powers_C3[:-1, 1], powers_C3[:-1, 2], powers_C3[-1, 0] = apart_C, apart_C**2, 1
@@ -269,14 +282,13 @@ def _hidden_losses(
         mean_S = (sums_S3[:, 1] - missed * sums_S3[:, 0]) / count
         square_S = (sums_S3[:, 2] + missed**2 * sums_S3[:, 0]) / count
         beyond_S = count * (mean_S + missed / (count + 1))  # from the mean of what was drawn from
-        if deviation <= 1e-9 * largest:  # equal shares: nothing to studentize by
-            hidden.append(-count * mean_S)
-            continue
         deviation_S = np.sqrt(np.maximum(square_S - mean_S**2, 0))
         # A draw of equal shares has no deviation, and takes the smallest one of the others.
-        has_some_S = deviation_S > 1e-6 * deviation
-        smallest = deviation_S[has_some_S].min(initial=deviation)
-        hidden.append(deviation * beyond_S / np.where(has_some_S, deviation_S, smallest))
+        has_some_S = deviation_S > 1e-6 * max(deviation, 1e-6 * largest)
+        smallest = deviation_S[has_some_S].min(initial=np.inf)
+        hidden_S = deviation * beyond_S / np.where(has_some_S, deviation_S, smallest)
+        # Then the deviation of the sample says nothing of losses, and how often the missed one is drawn counts as well.
+        hidden.append(np.maximum(hidden_S, -count * mean_S) if lost_nothing else hidden_S)
     return hidden[0], hidden[1]
 
 
