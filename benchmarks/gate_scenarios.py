@@ -349,8 +349,12 @@ def _means(
 def _draw_unlike(scenario: Scenario, rng: np.random.Generator, better: float, size: int) -> Draws:
     gain_BG, size_BG = _draw_gains(scenario.gains, rng, (size, scenario.items))
     # Sums over the items of each group: a group's gain counts for each of its items.
-    champion = (rng.random((size, scenario.items)) * size_BG)[:, None]
-    challenger = champion + ((scenario.sign * gain_BG + better) * size_BG)[:, None]
+    gain_BG = scenario.sign * gain_BG + better
+    # The champion's scores are such that both sides' are between 0 and 1 where the gain allows it.
+    low_BG, high_BG = np.maximum(0, -gain_BG), np.minimum(1, 1 - gain_BG)
+    champion_BG = low_BG + (high_BG - low_BG) * rng.random(gain_BG.shape)
+    champion = (champion_BG * size_BG)[:, None]
+    challenger = ((champion_BG + gain_BG) * size_BG)[:, None]
     if scenario.seeds > 1:
         shape = (size, scenario.seeds, scenario.items)
         challenger, champion = (

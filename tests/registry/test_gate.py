@@ -54,7 +54,7 @@ def test_pairing_matters_and_item_order_does_not() -> None:
     rng = np.random.default_rng(1)
     theirs = (rng.random(300) < 0.5).astype(float)
     ours = theirs.copy()
-    ours[np.flatnonzero(theirs == 0)[::12]] = 1.0  # 4 points more, on the same items: certain only when paired
+    ours[np.flatnonzero(theirs == 0)[::5]] = 1.0  # 10 points more, on the same items: certain only when paired
     straight = compare(ours.tolist(), theirs.tolist())
     assert straight.passed and straight.numbers["gain_low"] > 0
     items = toy_items(ours.tolist())
@@ -103,18 +103,13 @@ def test_keep_and_inconclusive_depend_on_test_size() -> None:
     assert compare(drawn(0.6, 1, 2000), drawn(0.5, 2, 2000), seed_std=2.0).outcome == "promote"
 
 
-def test_error_too_small_for_the_resamples_is_reported_and_more_resamples_allow_it() -> None:
+def test_a_small_allowed_error_takes_more_resamples() -> None:
+    """After years of refusals a large gain is still shown."""
     low, high = drawn(0.5, 1, 1000), drawn(0.6, 2, 1000)
-
-    def after(refusals: int, resamples: int = PARAMS.resamples) -> Verdict:
-        """With the shipped ten draws over seeds per resample."""
-        alpha = PARAMS.error_budget * (share_left(PARAMS, refusals) - share_left(PARAMS, refusals + 1))
-        rule, params = GateParams(seed_std=0.5), PromotionParams(resamples=resamples)
-        return compare_to_champion(measurement(high), measurement(low), rule, params, alpha=alpha)
-
-    assert after(180).passed
-    assert after(181).outcome == "inconclusive" and "raise `promotion.resamples`" in after(181).reasons[1]
-    assert after(181, resamples=4000).passed
+    alpha = PARAMS.error_budget * (share_left(PARAMS, 200) - share_left(PARAMS, 201))
+    assert alpha < 1 / PARAMS.resamples
+    rule = GateParams(seed_std=0.5)
+    assert compare_to_champion(measurement(high), measurement(low), rule, PARAMS, alpha=alpha).passed
 
 
 def test_detectable_gain_is_stable_for_two_runs_vs_one() -> None:

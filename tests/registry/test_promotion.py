@@ -35,7 +35,7 @@ def test_better_wins_and_worse_and_equal_are_refused_with_their_numbers(new: Any
     second = registry.promote()
     assert (second.action, second.champion) == ("promoted", 1)
     assert second.numbers["gain"] == pytest.approx(100 * (np.mean(BETTER) - np.mean(GOOD)), abs=1e-3)
-    assert second.numbers["gain_low"] > 0 and second.numbers["share_above_min_gain"] >= 0.95
+    assert second.numbers["gain_low"] > 0 and second.numbers["p"] <= 0.05
     assert second.outcome == "promote"
     assert registry.aliases() == {"champion": 2, "previous": 1}
 
@@ -46,7 +46,7 @@ def test_better_wins_and_worse_and_equal_are_refused_with_their_numbers(new: Any
     noise[:QUESTIONS] = [1.0] * QUESTIONS  # one image of sixty: better, but within the noise
     registry.add(noise)
     equal = registry.promote()
-    assert equal.action == "refused" and equal.numbers["gain"] > 0 and equal.numbers["share_above_min_gain"] < 0.95
+    assert equal.action == "refused" and equal.numbers["gain"] > 0 and equal.numbers["p"] > 0.05
     assert equal.outcome == "inconclusive" and equal.numbers["detectable"] > equal.numbers["relevant_gain"]
     registry.add(BETTER)
     assert registry.promote().numbers["gain"] == 0.0

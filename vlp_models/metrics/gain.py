@@ -270,13 +270,13 @@ def _hidden_losses(
     apart_C = values_C - mean
     deviation = float(np.sqrt(sizes_C @ apart_C**2 / count))
     lost_nothing = bool(values_C.min() >= -1e-9 * largest)
-    worst = score_range if lost_nothing else -float(values_C.min())
+    worst, worse = (score_range, 1.0) if lost_nothing else (-float(values_C.min()), 1 + WORSE / np.sqrt(count))
     # Of each draw of G from G + 1: how often it has the one more, and sums of the deviations and of their squares.
     powers_C3 = np.zeros((len(values_C) + 1, 3))
     powers_C3[:-1, 1], powers_C3[:-1, 2], powers_C3[-1, 0] = apart_C, apart_C**2, 1
     sums_S3 = np.concatenate([counts_SC @ powers_C3 for counts_SC in _batches(_draw_counts, sizes_C, resamples, seed)])
     hidden = []
-    for factor in (1 + WORSE / np.sqrt(count), 1.0):
+    for factor in (worse, 1.0):
         # The loss that the sample may have missed, from the mean of the sample; no smaller than its largest gain.
         missed = max(float(apart_C.max()), factor * (mean + worst))
         mean_S = (sums_S3[:, 1] - missed * sums_S3[:, 0]) / count
@@ -287,8 +287,8 @@ def _hidden_losses(
         has_some_S = deviation_S > 1e-6 * max(deviation, 1e-6 * largest)
         smallest = deviation_S[has_some_S].min(initial=np.inf)
         hidden_S = deviation * beyond_S / np.where(has_some_S, deviation_S, smallest)
-        # Then the deviation of the sample says nothing of losses, and how often the missed one is drawn counts as well.
-        hidden.append(np.maximum(hidden_S, -count * mean_S) if lost_nothing else hidden_S)
+        # The deviation of a sample without losses shows nothing of them: the missed ones that are drawn count by size.
+        hidden.append(np.maximum(hidden_S, missed * sums_S3[:, 0]) if lost_nothing else hidden_S)
     return hidden[0], hidden[1]
 
 

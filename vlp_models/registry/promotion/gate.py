@@ -267,7 +267,8 @@ def compare_to_champion(
         [run.evidence for run in challenger_runs],
         [run.evidence for run in champion_runs],
         seed_std=rule.seed_std_of(metric),
-        resamples=params.resamples,
+        # So many that ten of them are beyond an allowed error, however small.
+        resamples=max(params.resamples, math.ceil(10 / alpha)),
         seed=params.seed,
         sign=sign,
         pooled=pooled,
@@ -280,7 +281,7 @@ def compare_to_champion(
     p, detectable = gain.p_value(rule.min_gain), gain.detectable(rule.min_gain, alpha, POWER)
     numbers |= {
         "variant_gain": round(gain.value, 4),
-        "share_above_min_gain": round(1 - p, 4),
+        "p": float(f"{p:.4g}"),
         "gain_low": round(low, 4),
         "gain_high": round(high, 4),
         "detectable": round(detectable, 4),
@@ -288,8 +289,7 @@ def compare_to_champion(
         "std_seeds": round(gain.seeds, 4),
         "seed_std": None if gain.seed_std is None else round(gain.seed_std, 4),
     }
-    # Both point estimates must exceed min_gain as well: the share of resamples alone could pass on a skewed metric, and
-    # a better variant does not make this one version better.
+    # Both point estimates must exceed min_gain as well: a better variant does not make this one version better.
     if p <= alpha and min(gain.value, version_gain) > rule.min_gain:
         return Verdict(numbers=numbers)
     variants = ""
@@ -306,7 +306,7 @@ def compare_to_champion(
     if high < relevant:
         return Verdict(reasons=[f"{comparison}: a gain of {relevant:g} or more is ruled out"], numbers=numbers)
     numbers["limited_by"] = "seeds" if gain.seeds > gain.items else "items"
-    verdict = Verdict(
+    return Verdict(
         reasons=[
             f"{comparison}: a gain above {rule.min_gain:g} is not shown, and one of {relevant:g} is not ruled out. "
             f"Minimum detectable gain ({POWER:.0%} power): {detectable:.2f}, limited by the number of "
@@ -315,13 +315,6 @@ def compare_to_champion(
         numbers=numbers,
         conclusive=False,
     )
-    # p(gain > -infinity) = 1 / (draws + 1) is the smallest p that the draws can show.
-    if alpha < gain.p_value(-np.inf):
-        verdict.reasons.append(
-            f"budget: this decision may err with probability {alpha:.1g}, and {params.resamples:,} resamples cannot "
-            "show one that small; raise `promotion.resamples`"
-        )
-    return verdict
 
 
 @dataclass(frozen=True, kw_only=True)
