@@ -178,12 +178,11 @@ def allowed_errors(cell: Cell, names: list[str]) -> list[float]:
     for week, name in enumerate(names):
         contents = (f"challenger {week}", "champion")
         if cell.rule == "task":
-            runs, confidence = (1, 1, 0), GateParams().confidence
             spent = spend_budget(
-                entries, params, model="m", test=name, contents=contents, runs=runs, confidence=confidence
+                entries, params, model="m", test=name, contents=contents, runs=(1, 1, 0), rule=GateParams(metric="m")
             )
             alphas.append(spent.alpha)
-            numbers = {"test": name, "runs": 1, "champion_runs": 1}
+            numbers = {"test": name, "metric": "m", "min_gain": 0.0, "runs": 1, "champion_runs": 1}
             entry = {"action": "refused", "model": "m", "content": contents[0], "from_content": contents[1]}
             entries.append({**entry, "decision": {"numbers": numbers}})
         else:

@@ -247,14 +247,14 @@ def show(value: Any, form: str) -> str:
         if operator:
             value = value * float(operand) if operator == "*" else value / float(operand)
         if spec == "word":
-            shown = COUNTS[value]
+            shown = dict(enumerate(COUNTS))[value]
         elif spec.startswith("<"):
             shown = format(value, spec[1:])
-            if not float(shown) and value:
+            if not float(shown) and value > 0:
                 shown = f"< {shown[:-1]}1"
         else:
             shown = format(value, spec)
-    except (TypeError, ValueError, OverflowError, IndexError) as error:
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
         raise FigureError(f"{json.dumps(value)[:60]} in the format {form!r}: {error}") from None
     if isinstance(value, str) and (UNSAFE.search(shown) or not shown.strip()):
         raise FigureError(f"the text {shown[:60]!r} cannot be shown on a page")

@@ -9,7 +9,7 @@ import pytest
 from toy_registry import answers, toy_items
 
 from vlp_models.errors import DataError
-from vlp_models.params import PromotionParams
+from vlp_models.params import GateParams, PromotionParams
 from vlp_models.pipeline.promotion_commands import explain
 from vlp_models.registry.promotion.error_budget import Spending, spend_budget
 
@@ -102,7 +102,8 @@ def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new:
     test = refused["decision"]["numbers"]["test"]
 
     def spent(content: str, test: str, **more: Any) -> Spending:
-        options = {"model": registry.model, "runs": (1, 1, 0), "confidence": 0.95}
+        rule = GateParams(metric=refused["decision"]["numbers"]["metric"])
+        options = {"model": registry.model, "runs": (1, 1, 0), "rule": rule}
         contents = (content, champion["content"])
         return spend_budget(entries, PromotionParams(), test=test, contents=contents, **{**options, **more})
 
@@ -110,6 +111,7 @@ def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new:
     assert (again.step, again.remaining) == (1, 0.9), "its own part, and the budget stays spent"
     assert spent("new", test).step == 2 and spent("new", test, model="another task").step == 1
     assert spent(refused["content"], test, runs=(3, 1, 0)).step == 2, "the same versions, now with three seeds"
+    assert spent(refused["content"], test, rule=GateParams(metric="CIDEr")).step == 2, "by another metric"
     # The test gains items every week, or is drawn again: the same task, and so the same budget.
     assert spent(refused["content"], "grown").step == spent("new", "drawn again").step == 2
     assert spent("new", test, num_candidates=4).alpha == spent("new", test).alpha / 4, "the best of four on this test"

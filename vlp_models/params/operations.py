@@ -146,7 +146,7 @@ class GateParams:
     metric         empty: the one of tracking.metric, else the task's own
     direction      which values are better; task: the task's own for its own metric, lower for median ranks, higher for
                    any other one
-    confidence     at least this share of bootstrap draws must exceed min_gain; the error budget demands more (at the
+    confidence     1 less the error that a comparison may have at most; the error budget demands more (at the
                    defaults 98% of the first comparison, and more after each that is refused)
     relevant_gain  the smallest gain that should not be missed; None: `RELEVANT_GAIN`
     seed_std       standard deviation of the metric over seeds; None: `SEED_STD`; 0: estimate it from the runs alone

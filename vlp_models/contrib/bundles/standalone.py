@@ -137,9 +137,13 @@ def unpack(files: Mapping[str, bytes], workspace: Workspace, run: str) -> None:
 def _decompress(name: str, content: bytes) -> bytes:
     try:
         # A small file may expand to terabytes, so no more than the limit is unpacked.
-        return lzma.LZMADecompressor().decompress(content, MAX_BYTES)
+        decompressor = lzma.LZMADecompressor()
+        unpacked = decompressor.decompress(content, MAX_BYTES)
     except lzma.LZMAError as error:
         raise DataError(f"{name}: damaged: {error}") from None
+    if not decompressor.eof:
+        raise DataError(f"{name}: cut off, or larger than {MAX_BYTES >> 20} MiB")
+    return unpacked
 
 
 def drop_probabilities(value: Any) -> Any:

@@ -46,7 +46,7 @@ def compare(
         typer.Option(help="Column that names an item's cluster, such as its image: a cluster is resampled as a whole."),
     ] = "",
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals and the verdicts.")] = 0.95,
-    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 10_000,
+    resamples: Annotated[int, typer.Option(min=100, help="Draws of each test.")] = 10_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the comparison as a page.")] = None,
 ) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from vlp_models.common.progress import progress_bar
 from vlp_models.contrib.compare.exact import are_right_or_wrong, exact_p
 from vlp_models.contrib.compare.read import read_runs
-from vlp_models.contrib.compare.scored import Columns, Run, Scored
+from vlp_models.contrib.compare.scored import Columns, Run, Scored, mean_value
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS, group_rows, sum_rows
 from vlp_models.metrics.gain import gain_over_seeds
@@ -181,9 +181,9 @@ def compare_runs(runs: Sequence[Run], settings: Settings = Settings()) -> Compar
                     left_out[_describe(run) + (f", {metric}" if len(metrics) > 1 else "")] = items
             evidence = _by_cluster(scored)
             by_model = {model: [evidence[i] for i, run in enumerate(runs) if run.model == model] for model in models}
-            before = _value(by_model[baseline])
+            before = mean_value(by_model[baseline])
             for challenger in challengers:
-                value = _value(by_model[challenger])
+                value = mean_value(by_model[challenger])
                 row = Row(
                     metric=metric,
                     challenger=challenger,
@@ -236,7 +236,7 @@ def _test(
         sign=-1.0 if settings.lower_is_better else 1.0,
     )
     if gain is None or not gain.is_finite:
-        return dataclasses.replace(row, reason="not finite in some resamples")
+        return dataclasses.replace(row, reason="not finite")
     p = gain.two_sided_p()
     row = dataclasses.replace(row, p=p, p_corrected=min(1.0, comparisons * p))
     # All differences are 0: no interval can be drawn from them.
@@ -489,11 +489,6 @@ def _notes(models: Mapping[str, Sequence[Run]], rows: Sequence[Row], settings: S
 
 def _describe(run: Run) -> str:
     return f"{run.source}, seed {run.seed}" if run.seed else str(run.source)
-
-
-def _value(runs: Sequence[Evidence]) -> float:
-    # (N, K) -> (1, K): the statistic of the sums over all items; then the mean over runs.
-    return float(np.mean([float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0]) for run in runs]))
 
 
 def _some(items: Sequence[str]) -> str:

@@ -47,9 +47,11 @@ def exact_p(sums_a_GK: FloatArray, sums_b_GK: FloatArray, statistic: Statistic) 
 
 
 def are_right_or_wrong(sums_GK: FloatArray) -> bool:
-    """Return whether each cluster is one answer that is right, (1, 1), or wrong, (0, 1).
+    """Return whether each cluster is one answer that is right, (1, 1) or (100, 1), or wrong, (0, 1).
 
     Then a model is better if and only if it wins more often than it loses, and the test assumes nothing else. Scores of
     other sizes could hide a rare large loss.
     """
-    return sums_GK.shape[1] == 2 and bool(np.isin(sums_GK[:, 0], (0, 1)).all() and (sums_GK[:, 1] == 1).all())
+    if sums_GK.shape[1] != 2 or not (sums_GK[:, 1] == 1).all():
+        return False
+    return any(bool(np.isin(sums_GK[:, 0], (0, right)).all()) for right in (1, 100))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vlp_models.metrics.score import FloatArray, Statistic
+from vlp_models.metrics.score import Evidence, FloatArray, Statistic
 
 MAX_BYTES = 4 << 30
 WHOLE = re.compile(r"-?\d+\.0")
@@ -71,6 +71,12 @@ class Columns:
     item: str = ""
     score: str = ""
     cluster: str = ""
+
+
+def mean_value(runs: Sequence[Evidence]) -> float:
+    """Return the mean over runs of their values."""
+    # (N, K) -> (1, K): the statistic of the sums over all items.
+    return float(np.mean([float(run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0]) for run in runs]))
 
 
 def plain_mean(sums_SK: FloatArray) -> FloatArray:

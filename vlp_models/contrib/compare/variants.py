@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.compare.scored import mean_value
 from vlp_models.errors import DataError
 from vlp_models.evaluation.report import ReportContext, Section
 from vlp_models.metrics.bootstrap import MIN_GROUPS
@@ -94,7 +94,7 @@ def compare_variants(variants: Mapping[str, Sequence[Evidence]], *, resamples: i
             Difference(
                 a=a,
                 b=b,
-                value=_mean_value(variants[a]) - _mean_value(variants[b]),
+                value=mean_value(variants[a]) - mean_value(variants[b]),
                 low=low,
                 high=high,
                 p=p,
@@ -117,10 +117,6 @@ def holm(ps: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
         corrected[i] = highest
     return corrected
-
-
-def _mean_value(runs: Sequence[Evidence]) -> float:
-    return float(np.mean([run.statistic(run.parts_NK.sum(axis=0, keepdims=True))[0] for run in runs]))
 
 
 @dataclass(frozen=True, kw_only=True)

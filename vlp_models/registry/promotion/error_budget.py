@@ -4,7 +4,8 @@ The chance that any comparison of a task ever promotes a model that is no better
 whichever tests it uses. Each refused comparison spends a part of what is left, so the budget never runs out; a
 promotion spends nothing. Until the first false promotion, all comparisons of models that are no better were refused,
 so the j-th of them has at most the j-th part: a union bound, so dependence between them does not matter. Repeating a
-question, i.e. the same version against the same champion on the same test with the same runs, is the same comparison.
+question, i.e. the same version against the same champion by the same metric and `min_gain`, on the same test with the
+same runs, is the same comparison.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlp_models.params.operations import PromotionParams
+from vlp_models.params.operations import GateParams, PromotionParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def spend_budget(
     test: str,
     contents: tuple[str, str],
     runs: tuple[int, ...],
-    confidence: float,
+    rule: GateParams,
     num_candidates: int = 1,
 ) -> Spending:
     """Return what a comparison may spend.
@@ -55,10 +56,10 @@ def spend_budget(
         contents: of the version, and of the champion it is compared with. They identify a question: a rebuilt registry
             may give a number to another version.
         runs: `count_runs` of the comparison.
-        confidence: of the gate; no comparison is laxer.
+        rule: of the gate, with its metric; no comparison is laxer than its confidence.
         num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
     """
-    question = (test, *contents, runs)
+    question = (test, rule.metric, rule.min_gain, *contents, runs)
     refused: set[tuple[Any, ...]] = set()  # each question counts once
     step = 0
     for entry in entries:
@@ -66,7 +67,8 @@ def spend_budget(
         # Without a gain, such as that of a first champion, nothing was tested.
         if entry["model"] != model or count_runs(numbers) is None:
             continue
-        earlier = (numbers["test"], entry["content"], entry["from_content"], count_runs(numbers))
+        asked = (numbers["test"], numbers["metric"], numbers["min_gain"])
+        earlier = (*asked, entry["content"], entry["from_content"], count_runs(numbers))
         # A question that was asked before keeps its part, and with it its alpha.
         if earlier == question and not step:
             step = len(refused) + 1
@@ -76,7 +78,7 @@ def spend_budget(
     # What the refused ones before it leave, less what it leaves itself: over all steps this adds up to the budget.
     part = share_left(params, step - 1) - share_left(params, step)
     # Divided by the candidates (Bonferroni): the best of several on this test had several chances.
-    alpha = min(1 - confidence, params.error_budget * part) / num_candidates
+    alpha = min(1 - rule.confidence, params.error_budget * part) / num_candidates
     return Spending(step=step, alpha=alpha, remaining=share_left(params, len(refused)))
 
 

@@ -128,7 +128,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 test=test,
                 contents=contents,
                 runs=runs,
-                confidence=request.rule.confidence,
+                rule=request.rule,
                 num_candidates=choice.measured if choice.selected_on == params.split else 1,
             )
 
