@@ -179,7 +179,7 @@ def allowed_errors(cell: Cell, names: list[str]) -> list[float]:
         contents = (f"challenger {week}", "champion")
         if cell.rule == "task":
             spent = spend_budget(
-                entries, params, model="m", test=name, contents=contents, runs=(1, 1, 0), rule=GateParams(metric="m")
+                entries, params, model="m", test=name, contents=contents, runs=(1, 1, 0), metric="m", rule=GateParams()
             )
             alphas.append(spent.alpha)
             numbers = {"test": name, "metric": "m", "min_gain": 0.0, "runs": 1, "champion_runs": 1}

@@ -102,8 +102,8 @@ def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new:
     test = refused["decision"]["numbers"]["test"]
 
     def spent(content: str, test: str, **more: Any) -> Spending:
-        rule = GateParams(metric=refused["decision"]["numbers"]["metric"])
-        options = {"model": registry.model, "runs": (1, 1, 0), "rule": rule}
+        metric = refused["decision"]["numbers"]["metric"]
+        options = {"model": registry.model, "runs": (1, 1, 0), "metric": metric, "rule": GateParams()}
         contents = (content, champion["content"])
         return spend_budget(entries, PromotionParams(), test=test, contents=contents, **{**options, **more})
 
@@ -111,7 +111,7 @@ def test_refused_comparisons_spend_the_tasks_budget_whichever_test_they_use(new:
     assert (again.step, again.remaining) == (1, 0.9), "its own part, and the budget stays spent"
     assert spent("new", test).step == 2 and spent("new", test, model="another task").step == 1
     assert spent(refused["content"], test, runs=(3, 1, 0)).step == 2, "the same versions, now with three seeds"
-    assert spent(refused["content"], test, rule=GateParams(metric="CIDEr")).step == 2, "by another metric"
+    assert spent(refused["content"], test, metric="CIDEr").step == 2, "by another metric"
     # The test gains items every week, or is drawn again: the same task, and so the same budget.
     assert spent(refused["content"], "grown").step == spent("new", "drawn again").step == 2
     assert spent("new", test, num_candidates=4).alpha == spent("new", test).alpha / 4, "the best of four on this test"

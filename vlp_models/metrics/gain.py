@@ -81,8 +81,8 @@ class Gain:
         excess = self.value - threshold
         # The tolerance counts a draw that equals the gain but for rounding.
         rounding = 1e-9 * abs(excess)
-        larger, as_large = (float((self.chance_S > excess + by).mean()) for by in (rounding, -rounding))
-        by_chance = (larger + as_large) / 2  # ties count half
+        larger, as_large = (self.chance_S > excess + rounding).mean(), (self.chance_S >= excess - rounding).mean()
+        by_chance = float(larger + as_large) / 2  # ties count half
         below = 0.0 if self.signs_decide else float((self.low_S <= threshold).mean())
         # The observed gain is itself one of the equally likely outcomes, so it counts as one more draw.
         return (max(below, by_chance) * self.resamples + 1) / (self.resamples + 1)

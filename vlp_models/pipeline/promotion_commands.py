@@ -243,7 +243,7 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
         f"  minimum detectable gain ({numbers['power']:.0%} power): {numbers['detectable']:.2f}; relevant gain: "
         f"{numbers['relevant_gain']:g}"
     ]
-    if numbers["std_seeds"]:
+    if numbers["seed_std"] is not None:
         past = f" and {numbers['pooled_variants']} past variants" if numbers.get("pooled_variants") else ""
         lines.append(
             f"  seeds: {numbers['runs']} vs {numbers['champion_runs']} runs per variant{past}, std of one run "

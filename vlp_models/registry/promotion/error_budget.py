@@ -46,6 +46,7 @@ def spend_budget(
     test: str,
     contents: tuple[str, str],
     runs: tuple[int, ...],
+    metric: str,
     rule: GateParams,
     num_candidates: int = 1,
 ) -> Spending:
@@ -56,10 +57,10 @@ def spend_budget(
         contents: of the version, and of the champion it is compared with. They identify a question: a rebuilt registry
             may give a number to another version.
         runs: `count_runs` of the comparison.
-        rule: of the gate, with its metric; no comparison is laxer than its confidence.
+        rule: of the gate; no comparison is laxer than its confidence.
         num_candidates: how many versions this one was selected from on this very test; its alpha is divided by it.
     """
-    question = (test, rule.metric, rule.min_gain, *contents, runs)
+    question = (test, metric, rule.min_gain, *contents, runs)
     refused: set[tuple[Any, ...]] = set()  # each question counts once
     step = 0
     for entry in entries:

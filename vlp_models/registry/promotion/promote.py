@@ -128,6 +128,7 @@ def promote(ctx: PromotionContext, request: GateRequest) -> Decision:
                 test=test,
                 contents=contents,
                 runs=runs,
+                metric=choice.spec.metric,
                 rule=request.rule,
                 num_candidates=choice.measured if choice.selected_on == params.split else 1,
             )
