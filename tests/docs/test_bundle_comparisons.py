@@ -33,6 +33,7 @@ def test_recorded_comparison_is_what_compare_prints(name: str) -> None:
 
 def test_compare_prints_what_its_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     write_example(tmp_path)
     page = (ROOT / "docs" / "guides" / "comparing.md").read_text(encoding="utf-8")
     command, output = re.findall(r"```console\n\$ vlp (compare .*?)\n(.*?)```", page, re.DOTALL)[0]

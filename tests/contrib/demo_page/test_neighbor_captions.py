@@ -46,7 +46,14 @@ def challenge(here: Workspace, params: Params, tmp_path: Path) -> Iterator[Calla
     def score(cider: float) -> None:
         items = [toy_items([1.0] * 5, metric="CIDEr")]
         evaluation = write_evaluation(tmp_path / f"{cider}", items)
-        record = {"task": "captioning", "metric": "CIDEr", "dataset": "scenes", "split": "test", "value": cider}
+        record = {
+            "task": "captioning",
+            "metric": "CIDEr",
+            "dataset": "scenes",
+            "split": "test",
+            "value": cider,
+            "n": 300,
+        }
         record |= {"baselines": {NEAREST: 15.6, "constant caption": 3.0}, "low": None, "high": None}
         (evaluation / "scores.json").write_text(json.dumps([record]))
         folder = log_evaluation(client, get_run_id(client.get_model_version(NAME, "1")), evaluation)
