@@ -6,14 +6,15 @@ import json
 import os
 import random
 import shutil
-import subprocess
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from vlp_models.common.io import link_or_copy
 from vlp_models.errors import DataError
-from vlp_models.metrics import caption
+from vlp_models.metrics import caption, coco_tools
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
     METRICS,
@@ -25,7 +26,7 @@ from vlp_models.metrics.caption import (
     score_captions,
     score_faithfulness,
 )
-from vlp_models.metrics.coco_tools import ptb_like, ptb_lines, tokenize
+from vlp_models.metrics.coco_tools import Meteor, ptb_like, ptb_lines, tokenize
 from vlp_models.metrics.score import Score, meteor_from_statistics
 from vlp_models.params import GeneratorParams
 from vlp_models.synthetic.scenes.dataset import write
@@ -191,12 +192,19 @@ def test_odd_line_ends_do_not_shift_captions() -> None:
     assert ptb_lines(texts) == ["a b", "c d", "e f", "g h", "i j", "", "k l", "caf\u00e9"]
 
 
+@pytest.mark.slow
 @needs_java
-def test_tokenizer_reads_utf8_in_any_locale() -> None:
-    code = "from vlp_models.metrics.coco_tools import ptb_lines; print(ascii(ptb_lines(['caf\\xe9'])))"
-    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1"}
-    done = subprocess.run(["python", "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == r"['caf\xe9']"
+def test_java_programs_run_in_any_locale_below_any_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = tmp_path / "Meine Fo\u0308tos: 100%20 #1?"
+    shutil.copytree(coco_tools.package_directory(), environment / "package", copy_function=link_or_copy)
+    (environment / "tmp").mkdir()
+    monkeypatch.setattr(coco_tools, "package_directory", lambda: environment / "package")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setattr(tempfile, "tempdir", str(environment / "tmp"))
+    assert ptb_lines(["Caf\xe9s, 2"]) == ["caf\xe9s , 2"]
+    with Meteor() as meteor:
+        # words of the candidate and the reference, then words that match as they are
+        assert meteor.statistics("a caf\xe9", ["a caf\xe9 here"])[:4] == [2, 3, 1, 1]
 
 
 def test_turkish_words_are_the_same_with_a_capital_dotted_i(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

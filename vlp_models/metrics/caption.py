@@ -28,6 +28,7 @@ from vlp_models.errors import DataError, MissingToolError
 from vlp_models.metrics.coco_tools import (
     Meteor,
     find_java,
+    java_environment,
     package_directory,
     program_reason,
     tokenize_captions,
@@ -256,7 +257,8 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [java, "-Xmx8G", "-jar", "spice-1.0.jar", str(source), "-out", str(target), "-subset", "-silent"]
         try:
-            done = subprocess.run(command, cwd=directory, capture_output=True, timeout=SPICE_TIMEOUT, check=False)
+            environment = java_environment()
+            done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=SPICE_TIMEOUT)
         except (OSError, subprocess.TimeoutExpired) as error:
             return not_computed("SPICE", n, f"SPICE failed: {error}")
         reason = program_reason(done.stderr, done.stdout)

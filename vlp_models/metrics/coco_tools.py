@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -55,6 +56,11 @@ def find_java() -> str:
     return java
 
 
+def java_environment() -> dict[str, str]:
+    """Return the environment for Java: in the C locale of containers and cron it opens no path with an umlaut."""
+    return {**os.environ, "LC_ALL": "C.UTF-8"}
+
+
 def package_directory() -> Path:
     """Return the folder of pycocoevalcap, which contains the jars."""
     spec = find_spec("pycocoevalcap")
@@ -73,19 +79,25 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
     Raises:
         MissingToolError: Java is missing or failed.
     """
-    java = find_java()
-    jar = package_directory() / "tokenizer" / "stanford-corenlp-3.4.1.jar"
-    with tempfile.TemporaryDirectory(prefix="vlp-ptb-") as directory:
-        file = Path(directory) / "captions.txt"
-        lines = "".join(f"{' '.join(text.split())}\n{NEXT_LINE}\n" for text in texts)
-        # A lone surrogate, which UTF-8 cannot encode, becomes a question mark instead of an error.
-        file.write_bytes(lines.encode("utf-8", errors="replace"))
-        command = [java, "-Dfile.encoding=UTF-8", "-XX:+UseSerialGC", "-cp", str(jar)]
-        command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", str(file)]
-        try:
-            done = subprocess.run(command, cwd=directory, capture_output=True, timeout=TOKENIZER_TIMEOUT, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise MissingToolError(f"java failed: {error}") from None
+    # Relative to the folder of the jar, and no name of a file: Java splits the one at colons, the program the other at
+    # blanks.
+    directory = package_directory() / "tokenizer"
+    command = [find_java(), "-Dfile.encoding=UTF-8", "-XX:+UseSerialGC", "-cp", "stanford-corenlp-3.4.1.jar"]
+    command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase"]
+    lines = "".join(f"{' '.join(text.split())}\n{NEXT_LINE}\n" for text in texts)
+    # A lone surrogate, which UTF-8 cannot encode, becomes a question mark instead of an error.
+    content = lines.encode("utf-8", errors="replace")
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env=java_environment(),
+            input=content,
+            capture_output=True,
+            timeout=TOKENIZER_TIMEOUT,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingToolError(f"java failed: {error}") from None
     if done.returncode:
         raise MissingToolError(f"java failed: {program_reason(done.stderr, done.stdout)}")
     # Every other line is `NEXT_LINE`, and the output ends with a line break.
@@ -105,12 +117,18 @@ class Meteor:
     def __init__(self) -> None:
         directory = package_directory() / "meteor"
         command = [find_java(), "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", "meteor-1.5.jar"]
-        command += ["-", "-", "-stdio", "-l", "en", "-norm"]
+        # Its own address of the paraphrases is wrong where the path has a blank or an umlaut.
+        command += ["-", "-", "-stdio", "-l", "en", "-norm", "-a", "data/paraphrase-en.gz"]
         # A file and not a pipe: a full pipe that is not read would block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         try:
             self._process = subprocess.Popen(
-                command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+                command,
+                cwd=directory,
+                env=java_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
             )
         except OSError as error:
             self._errors.close()
