@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 from ground import BIN, TRAININGS, Command, Ground, environment
-from moments import Fault, Outcome, reach, until
+from moments import Fault, Outcome, reach, start, until
 
 ROTS = (".safetensors", ".tar", ".parquet", ".txt", ".json")
 IMPOSSIBLE = "not possible on this machine"
@@ -36,14 +36,14 @@ def small_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     after = ground.folder / "work-after"
     shutil.rmtree(after, ignore_errors=True)
     wrap = ["unshare", "-rm", "--", sys.executable, "-c", _ON_A_SMALL_DISK, str(kilobytes), str(after)]
-    run = Command(fault.command, ground.project, wrap=wrap)
-    outcome.exit_code = run.wait(400)
+    run = start(ground, fault, wrap=wrap)
+    outcome.exit_code = run.wait()
     outcome.hit = outcome.exit_code != 0
     shutil.rmtree(ground.project / ".work", ignore_errors=True)
     if after.exists():
         after.rename(ground.project / ".work")
     if outcome.hit and not any(words in run.output.lower() for words in FULL):
-        outcome.problems.append("the message does not mention the full disk")
+        outcome.blame("silent", "the message does not mention the full disk")
     return run
 
 
@@ -59,10 +59,10 @@ def clock_jumps(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     env = environment(ground.project)
     env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
     env["VLP_FAULT_CLOCK"] = f"{time.time() + 3 + 12 * (fault.chance * 4 % 1)} {by}"
-    run = Command(fault.command, ground.project, env=env)
-    outcome.exit_code = run.wait(400)
+    run = start(ground, fault, env=env)
+    outcome.exit_code = run.wait()
     if outcome.exit_code:
-        outcome.problems.append(f"ended with {outcome.exit_code} when the clock jumped by {by} s")
+        outcome.blame("lost", f"ended with {outcome.exit_code} when the clock jumped by {by} s")
     return run
 
 
@@ -70,7 +70,7 @@ def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """Edit params.yaml while the stage runs, and restore it afterwards; often it is the stage's own params."""
     file = ground.project / "params.yaml"
     before = file.read_bytes()
-    run = Command(fault.command, ground.project)
+    run = start(ground, fault)
     outcome.hit = reach(ground, fault, run)
     own = fault.chance < 0.7 and fault.stage in TRAININGS
     if outcome.hit:
@@ -81,54 +81,54 @@ def edited_params(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         else:
             params["evaluate"]["gallery"] = 3
         file.write_text(yaml.safe_dump(params, sort_keys=False))
-    outcome.exit_code = run.wait(400)
+    outcome.exit_code = run.wait()
     file.write_bytes(before)
     outcome.may_repeat |= _stale_after_restore(ground, yaml.safe_load(before))
     if not outcome.hit or not own:
         return run
     recorded = ground.lock(ground.project).get(fault.stage)
     if recorded is not None and _seed_recorded(recorded, fault.stage) != _seed_trained_with(ground, fault.stage):
-        outcome.problems.append("it was recorded with params that it did not use")
+        outcome.blame("lost", "it was recorded with params that it did not use")
     # At "begin" it has not read params.yaml yet; at "write" and "record" it may have checked it for the last time.
     if fault.moment not in ("begin", "write", "record"):
         if not outcome.exit_code:
-            outcome.problems.append("a stage whose params were edited while it ran was recorded")
+            outcome.blame("lost", "a stage whose params were edited while it ran was recorded")
         elif "was edited while" not in run.output:
-            outcome.problems.append("the message does not mention the edit")
+            outcome.blame("silent", "the message does not mention the edit")
     return run
 
 
 def lost_registry(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """Delete mlflow.db while the stage runs."""
-    run = Command(fault.command, ground.project)
+    run = start(ground, fault)
     outcome.hit = reach(ground, fault, run)
     if outcome.hit:
         for path in ground.project.glob("mlflow.db*"):
             path.unlink()
-    outcome.exit_code = run.wait(400)
+    outcome.exit_code = run.wait()
     return run
 
 
 def away_server(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """Kill an MLflow server on the project's database while the stage runs; start it again later, or after the run."""
     with mlflow_server(ground) as server:
-        run = Command(fault.command, ground.project, env=environment(ground.project) | server.variables)
+        run = start(ground, fault, env=environment(ground.project) | server.variables)
         outcome.hit = reach(ground, fault, run)
         if outcome.hit:
             server.kill()
             if fault.chance < 0.5:
                 until(lambda: False, run, seconds=4 + 20 * fault.chance)
                 server.start()
-        outcome.exit_code = run.wait(400)
+        outcome.exit_code = run.wait()
         if outcome.exit_code and fault.stage in TRAININGS and fault.stage not in ground.recorded():
-            outcome.problems.append(f"a training without its server ended with {outcome.exit_code}")
+            outcome.blame("lost", f"a training without its server ended with {outcome.exit_code}")
         if outcome.exit_code and "MLflow" not in run.output:
-            outcome.problems.append("the message does not mention MLflow")
+            outcome.blame("silent", "the message does not mention MLflow")
         server.kill()
         server.start()  # unsent metrics wait for this very server
-        back = Command("vlp run", ground.project, env=environment(ground.project) | server.variables)
-        if back.wait(400):
-            outcome.problems.append(f"with the server back: {back.process.returncode}, {back.output[-400:]}")
+        back = start(ground, fault, "vlp run", env=environment(ground.project) | server.variables)
+        if back.wait():
+            outcome.blame("lost", f"with the server back: {back.process.returncode}, {back.output[-400:]}")
     return run
 
 
@@ -158,15 +158,15 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     outcome.note = f"{path.relative_to(ground.project)}{', time stamp kept' if silent else ''}"
     outcome.may_repeat = {outs[out], *_below(lock, out)}
-    run = Command(fault.command, ground.project)
-    outcome.exit_code = run.wait(400)
+    run = start(ground, fault)
+    outcome.exit_code = run.wait()
     if outcome.exit_code and ("Traceback" in run.output or path.name not in run.output):
-        outcome.problems.append("the damaged file is not named")
+        outcome.blame("silent", "the damaged file is not named")
     if outcome.exit_code or silent:  # as the message advises
         shutil.rmtree(ground.project / out) if (ground.project / out).is_dir() else (ground.project / out).unlink()
         checkout = Command("dvc checkout", ground.project, more=[out])
         if checkout.wait():
-            outcome.problems.append(f"dvc checkout {out}: {checkout.output[-300:]}")
+            outcome.blame("lost", f"dvc checkout {out}: {checkout.output[-300:]}")
     return run
 
 
@@ -179,7 +179,7 @@ def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     first = Command("vlp promote", ground.project, more=["vqa", "--force", "to damage its line"])
     ledger = ground.project / "promotions" / "ledger.jsonl"
     if first.wait() or not ledger.exists():
-        outcome.problems.append(f"no champion: {first.output[-300:]}")
+        outcome.blame("lost", f"no champion: {first.output[-300:]}")
         return first
     whole, champion, chance = ledger.read_bytes(), ground.champion(), random.Random(fault.chance)
     outcome.note = chance.choice(("cut off", "emptied", "deleted", "flipped"))
@@ -188,21 +188,21 @@ def damaged_ledger(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     ledger.write_bytes({"cut off": whole[:place], "flipped": bytes(content)}.get(outcome.note, b""))
     if outcome.note == "deleted":
         ledger.unlink()
-    run = Command(fault.command, ground.project)
-    outcome.exit_code = run.wait(400)
+    run = start(ground, fault)
+    outcome.exit_code = run.wait()
     promote = Command("vlp promote", ground.project, more=["vqa"])
     code = promote.wait()
     for output, ended in ((run.output, outcome.exit_code), (promote.output, code)):
         if ended not in (0, REFUSED) and ("Traceback" in output or "ledger" not in output):
-            outcome.problems.append(f"ended with {ended} without naming the ledger: {output[-400:]}")
+            outcome.blame("silent", f"ended with {ended} without naming the ledger: {output[-400:]}")
     if ground.champion() != champion:
-        outcome.problems.append(f"the champion was {champion}, is {ground.champion()}")
+        outcome.blame("lost", f"the champion was {champion}, is {ground.champion()}")
     if code not in (0, REFUSED):  # as the message advises: restore a copy
         ledger.parent.mkdir(exist_ok=True)
         ledger.write_bytes(whole)
     history = Command("vlp history", ground.project, more=["vqa"])
     if history.wait():
-        outcome.problems.append(f"vlp history, afterwards: {history.output[-300:]}")
+        outcome.blame("lost", f"vlp history, afterwards: {history.output[-300:]}")
     return run
 
 

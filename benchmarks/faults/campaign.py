@@ -1,6 +1,6 @@
 """`make faults`: inject random faults into real runs of the tiny pipeline, and check the results.
 
-python benchmarks/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then 20 to 60 s a fault)
+python benchmarks/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then about 12 s a fault)
 
 Kind, stage and moment of a fault are a function of seed and number. A campaign can be interrupted: each fault appends a
 line to reports/faults.jsonl, and the same command continues after the last one; reports/faults.md summarizes all lines.
@@ -15,68 +15,121 @@ import contextlib
 import itertools
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ground import ROOT, Ground
+from ground import ROOT, Ground, end_all
 from injure import KINDS, draw, inflict
+from moments import Outcome
 
 FILE = "faults.jsonl"
+VERDICTS = ("survived", "silent", "lost", "endless")
 
 
 def main() -> int:
     options = _arguments()
     options.reports = options.reports.absolute()
     options.reports.mkdir(parents=True, exist_ok=True)
-    ground = Ground(options.folder.absolute())
-    ground.make(print)
-    deadline = time.monotonic() + 60 * options.minutes if options.minutes else None
-    for number in _numbers(options, ground):
-        if deadline is not None and time.monotonic() > deadline:
-            break
-        fault = draw(options.seed, number, ground.stages)
-        outcome = inflict(ground, fault)
-        alone = options.only is not None or bool(options.kind)
-        about = {"seed": options.seed, "alone": alone, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        _append(options.reports / FILE, {**about, "code": ground.code, **outcome.record})
-        state = "lost" if outcome.problems else "survived" if outcome.hit else "missed"
+    grounds = [Ground(options.folder.absolute(), lane) for lane in range(options.lanes)]
+    grounds[0].make(print)
+    session = Session(options, grounds)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        session.run()
+    except KeyboardInterrupt:
+        # Threads that wait for a command would wait for its end.
+        end_all([process for ground in grounds for process in ground.descendants()])
+        print("stopped; the same command continues", flush=True)
+        os._exit(130)
+    records = read(options.reports / FILE)
+    print(f"{options.reports / 'faults.md'}: {sum(record['hit'] for record in records)} injected so far")
+    return int(bool(still_lost(records)))
+
+
+class Session:
+    """Inject faults, one in each ground at a time, until enough of them came in time."""
+
+    def __init__(self, options: argparse.Namespace, grounds: list[Ground]) -> None:
+        self.options, self.file = options, options.reports / FILE
+        self.began, self.completed, self.lock = time.monotonic(), 0, threading.Lock()
+        self.idle: queue.SimpleQueue[Ground] = queue.SimpleQueue()
+        for ground in grounds:
+            self.idle.put(ground)
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(self.options.lanes) as lanes:
+            # A fault that came too late does not count, so a further one is drawn for it.
+            while numbers := next_numbers(self.options, read(self.file), self._stages()):
+                if self.late():
+                    return
+                list(lanes.map(lambda number: self._inject(number, len(numbers)), numbers))
+                if self.options.kind or self.options.only is not None:
+                    return
+
+    def late(self) -> bool:
+        return bool(self.options.minutes) and time.monotonic() > self.began + 60 * self.options.minutes
+
+    def _stages(self) -> list[str]:
+        ground = self.idle.get()
+        self.idle.put(ground)
+        return ground.stages
+
+    def _inject(self, number: int, of: int) -> None:
+        if self.late():
+            return
+        ground = self.idle.get()
+        try:
+            fault = draw(self.options.seed, number, ground.stages)
+            try:
+                outcome = inflict(ground, fault)
+            except Exception as error:  # of the campaign itself: the others go on
+                outcome = Outcome(fault)
+                outcome.blame("lost", f"the campaign failed: {type(error).__name__}: {error}")
+        finally:
+            self.idle.put(ground)
+        alone = self.options.only is not None or bool(self.options.kind)
+        about = {"seed": self.options.seed, "alone": alone, "code": ground.code}
+        about["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with self.lock:
+            _append(self.file, {**about, **outcome.record})
+            self.completed += 1
+            self._say(outcome, of)
+            (self.options.reports / "faults.md").write_text(_page(self.options, read(self.file)), encoding="utf-8")
+
+    def _say(self, outcome: Outcome, of: int) -> None:
+        fault, each = outcome.fault, (time.monotonic() - self.began) / self.completed
+        state = outcome.verdict if outcome.hit or outcome.problems else "missed"
+        left = max(0, of - self.completed) * each / 60
+        details = filter(None, (outcome.note, "; ".join(outcome.problems)[:600]))
         print(
-            f"{time.strftime('%H:%M:%S')}  #{number} {state:8} {fault.kind}, {fault.stage}, {fault.moment}, "
-            f"{fault.command}  {outcome.seconds:.0f} s  {outcome.note}  {'; '.join(outcome.problems)}",
+            f"{time.strftime('%H:%M:%S')}  {self.completed}/{of}, {left:.0f} min left  #{fault.number} {state:8} "
+            f"{fault.kind}, {fault.stage}, {fault.moment}, {fault.command}  {outcome.seconds:.0f} s  "
+            f"{'  '.join(details)}",
             flush=True,
         )
-        (options.reports / "faults.md").write_text(_page(options, read(options.reports / FILE)), encoding="utf-8")
-    found = read(options.reports / FILE)
-    print(f"{options.reports / 'faults.md'}: {sum(record['hit'] for record in found)} injected so far")
-    return int(bool(still_lost(found)))
 
 
-def _numbers(options: argparse.Namespace, ground: Ground) -> Iterator[int]:
-    """Yield the numbers of the next faults, without those of earlier sessions."""
+def next_numbers(options: argparse.Namespace, records: list[dict[str, Any]], stages: list[str]) -> list[int]:
+    """Return the numbers of the next faults, without those of earlier sessions."""
     if options.only is not None:
-        yield options.only
-        return
-    known = [r for r in read(options.reports / FILE) if r["seed"] == options.seed]
-    done, injected = {r["number"] for r in known}, sum(r["hit"] for r in known if not r["alone"])
-    last = max((r["number"] for r in known if not r["alone"]), default=-1)
-    fresh = itertools.count(last + 1)
+        return [options.only]
+    earlier = [record for record in records if record["seed"] == options.seed]
+    done = {record["number"] for record in earlier}
+    fresh = (number for number in itertools.count() if number not in done)
     if options.kind:
-        numbers = (n for n in fresh if n not in done and draw(options.seed, n, ground.stages).kind == options.kind)
-        yield from itertools.islice(numbers, options.count)
-        return
-    for number in fresh:
-        if injected >= options.count:
-            return
-        if number in done:  # it was injected alone and is in the file
-            continue
-        yield number
-        injected += _last(options.reports / FILE)["hit"]
+        fresh = (number for number in fresh if draw(options.seed, number, stages).kind == options.kind)
+        return list(itertools.islice(fresh, options.count))
+    injected = sum(record["hit"] for record in earlier if not record["alone"])
+    return list(itertools.islice(fresh, max(0, options.count - injected)))
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -106,10 +159,6 @@ def _append(file: Path, record: dict[str, Any]) -> None:
         os.fsync(out.fileno())
 
 
-def _last(file: Path) -> dict[str, Any]:
-    return read(file)[-1]
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -119,38 +168,48 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int)
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=0, help="start no fault after this time")
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="faults at a time; default: one a core")
     parser.add_argument("--folder", type=Path, default=ROOT / ".work" / "faults")
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     return parser.parse_args()
 
 
 def _page(options: argparse.Namespace, records: list[dict[str, Any]]) -> str:
-    hits = [record for record in records if record["hit"]]
-    lost = [record for record in records if record["problems"]]
-    fixed = len(lost) - len(still_lost(records))
-    seconds = sum(record["seconds"] for record in records)
+    hits = [record for record in records if record["hit"] or record["problems"]]
+    failed = [record for record in records if record["problems"]]
+    fixed = len(failed) - len(still_lost(records))
+    verdicts = Counter(verdict_of(record) for record in hits)
     lines = [
         "# Faults",
         "",
-        f"{len(hits)} faults injected, {len(hits) - sum(r['hit'] for r in lost)} survived, {len(lost)} lost; of these "
-        f"{fixed} were fixed and survived when they were injected again; {seconds / 60:.0f} minutes. "
-        f"{len(records) - len(hits)} more came too late, or cannot be injected here, and are not counted. "
+        f"{len(hits)} faults injected: {', '.join(f'{verdicts[verdict]} {verdict}' for verdict in VERDICTS)}; of the "
+        f"last three, {fixed} were fixed and survived when they were injected again. {len(records) - len(hits)} more "
+        "came too late, or cannot be injected here, and are not counted. "
         f"`python benchmarks/faults/campaign.py --count {options.count} --seed {options.seed}` continues the campaign.",
         "",
-        "Survived: the rerun completed; weights, curves and the hashes in dvc.lock equal those of an undisturbed run; "
-        "no recorded stage ran again; one MLflow run with every step once, one version; `dvc status` is clean; no "
-        "`*.partial` and no process is left.",
+        "Survived: the rerun completed; weights, curves, predictions and the hashes in dvc.lock equal those of an "
+        "undisturbed run; no recorded stage ran again; one MLflow run with every step once, one version; every output "
+        "is as dvc.lock records it; no `*.partial` and no process is left. Silent: it ended with wrong content, or "
+        "without a message that names the cause. Lost: work was repeated, or something is gone or left behind. "
+        "Endless: it did not end in time.",
     ]
     for name in ("kind", "stage", "moment", "command"):
-        injected, failed = Counter(r[name] for r in hits), Counter(r[name] for r in lost)
-        lines += ["", f"| {name} | injected | survived | lost |", "|---|---|---|---|"]
-        lines += [f"| {value} | {n} | {n - failed[value]} | {failed[value]} |" for value, n in sorted(injected.items())]
-    if lost:
-        lines += ["", "## Lost", ""]
-        for r in lost:
-            what = ", ".join(filter(None, (r["kind"], r["note"], r["stage"], r["moment"], r["command"])))
-            lines.append(f"- seed {r['seed']}, {r['number']}: {what}: {'; '.join(r['problems'])}")
+        lines += ["", f"| {name} | injected | {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|"]
+        for value in sorted({record[name] for record in hits}):
+            counts = Counter(verdict_of(record) for record in hits if record[name] == value)
+            cells = (str(counts[verdict]) for verdict in VERDICTS)
+            lines.append(f"| {value} | {counts.total()} | {' | '.join(cells)} |")
+    if failed:
+        lines += ["", "## Not survived", ""]
+        for r in failed:
+            details = ", ".join(filter(None, (r["kind"], r["note"], r["stage"], r["moment"], r["command"])))
+            lines.append(f"- seed {r['seed']}, {r['number']}, {verdict_of(r)}: {details}: {'; '.join(r['problems'])}")
     return "\n".join(lines) + "\n"
+
+
+def verdict_of(record: dict[str, Any]) -> str:
+    """Return the verdict of a record; earlier campaigns recorded problems alone."""
+    return str(record.get("verdict", "lost" if record["problems"] else "survived"))
 
 
 if __name__ == "__main__":

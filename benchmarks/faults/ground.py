@@ -1,13 +1,16 @@
-"""A finished tiny pipeline: made once, copied for each fault, and compared with the copy afterwards."""
+"""A finished tiny pipeline: made once, copied for each fault, and compared with the copy afterwards.
+
+Each lane has a copy of its own, so that several faults are injected at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import sqlite3
@@ -27,22 +30,48 @@ from vlp_models.params import merged
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 TRAININGS = (
-    *("pretrain@tden", "pretrain@tden-two-pass", "finetune@tden-vqa"),
+    *("pretrain@tden", "pretrain@tden-two-pass", "finetune@tden-vqa", "finetune@tden-captioning"),
     *("pretrain@unified-vlp", "finetune@unified-vlp-vqa"),
 )
-STEPS = 24
+STEPS, EVERY = 12, 2  # of a training; between its checkpoints
+IDLE = 150  # seconds without work after which a command counts as endless
+CAPTIONING = "evaluate@tden-captioning"
 # These write seconds, which register and report read; so those may rightly run again.
-UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", "detector", *TRAININGS)
+UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", CAPTIONING, "detector", *TRAININGS)
 DEPENDENTS = {"register", "report"}
+TIMED = ("reports/training/", "reports/eval/", "reports/detector.json")
+MARK = "VLP_FAULT_LANE"  # environment variable of every process of a lane
 COMMANDS = {
     "vlp run": [str(BIN / "vlp"), "run"],
     "dvc repro": [sys.executable, "-m", "dvc", "repro"],
     "flow": [sys.executable, "-m", "flows.retrain"],
     "dvc checkout": [sys.executable, "-m", "dvc", "checkout", "--force"],
+    "vlp up": [str(BIN / "vlp"), "up"],
+    "vlp down": [str(BIN / "vlp"), "down"],
     "vlp promote": [str(BIN / "vlp"), "promote"],
     "vlp history": [str(BIN / "vlp"), "history"],
     "true": ["true"],
 }
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Return the processes whose working directory is in a folder."""
+    inside = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # A link is read in microseconds; psutil's own list of processes would take a tenth of a core here.
+        with contextlib.suppress(OSError):
+            if f"{(process / 'cwd').readlink()}/".startswith(f"{folder}/"):
+                inside.append(int(process.name))
+    return inside
+
+
+def _cpu_seconds(folder: Path) -> float:
+    total = 0.0
+    for pid in processes_in(folder):
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 class Command:
@@ -52,17 +81,12 @@ class Command:
         self,
         name: str,
         folder: Path,
-        file_limit: int = 0,
         *,
         env: dict[str, str] | None = None,
         wrap: Sequence[str] = (),
         more: Sequence[str] = (),
     ) -> None:
         """wrap: command that runs the command. more: further arguments."""
-
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-
         self.folder = folder
         self.process = subprocess.Popen(
             [*wrap, *COMMANDS[name], *more],
@@ -72,7 +96,6 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=limit if file_limit else None,
         )
         self._chunks: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -88,10 +111,18 @@ class Command:
     def output(self) -> str:
         return b"".join(self._chunks).decode(errors="replace")
 
-    def wait(self, seconds: float = 300) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join(5)
-        return code
+    def wait(self, seconds: float = 400) -> int:
+        """Wait for the end, and raise `subprocess.TimeoutExpired` if it does not come, or nothing happens for long."""
+        deadline, worked, since = time.monotonic() + seconds, -1.0, time.monotonic()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(1)
+                self._reader.join(5)
+                return code
+            if (now := _cpu_seconds(self.folder)) > worked + 0.5:
+                worked, since = now, time.monotonic()
+            if time.monotonic() > deadline or time.monotonic() > since + IDLE:
+                raise subprocess.TimeoutExpired(self.process.args, round(time.monotonic() - since))
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -99,6 +130,7 @@ def environment(folder: Path) -> dict[str, str]:
     env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     env |= {"PREFECT_HOME": str(folder.parent / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     env |= {"DVC_NO_ANALYTICS": "1", "GX_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    env |= {MARK: str(folder.parent)}
     env |= {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120"}
     for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PYTHONDONTWRITEBYTECODE"):
         env.pop(name, None)
@@ -106,34 +138,43 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Ground:
-    """`folder`/snapshot: the finished pipeline; `folder`/project: the copy that a fault hits.
+    """`folder`/snapshot: the finished pipeline, shared; `folder`/lane-N/project: the copy that a fault hits.
 
-    The path is always the same, because MLflow stores the location of its artifacts.
+    MLflow stores where its artifacts are, so each lane has a database of its own.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.snapshot, self.project = folder / "snapshot", folder / "project"
+    def __init__(self, folder: Path, lane: int = 0, name: str = "project") -> None:
+        """name: of the folder that a fault hits."""
+        self.top, self.lane = folder, lane
+        self.snapshot, self.folder = folder / "snapshot", folder / f"lane-{lane}"
+        self.project = self.folder / name
         self.code = ""  # hash of the code that made the snapshot
+
+    def named(self, name: str) -> Ground:
+        """Return the same ground, whose project has another name."""
+        ground = Ground(self.top, self.lane, name)
+        ground.code = self.code
+        return ground
 
     def make(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Run the pipeline undisturbed, unless the same code has done so before."""
-        mark = self.folder / "code"
+        mark = self.top / "code"
         code = self.code = _hash_code()
         if mark.exists() and mark.read_text() == code:
             return
         say("running the pipeline undisturbed, once")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.top, ignore_errors=True)
         _clone(self.project)
         (self.project / "params.yaml").write_text(yaml.safe_dump(_params(), sort_keys=False))
         self._call(sys.executable, "-c", _CONNECT)  # an empty MLflow database, made once
-        shutil.copy(self.project / "mlflow.db", self.folder / "empty.db")
+        shutil.copy(self.project / "mlflow.db", self.top / "empty.db")
         self._call(*COMMANDS["vlp run"])
         shutil.rmtree(
             self.project / ".dvc" / "cache" / "runs", ignore_errors=True
         )  # or DVC would restore stages from it
         shutil.rmtree(self.project / ".work")
         self.project.rename(self.snapshot)
+        (self.top / "location").write_text(str(self.project))
         mark.write_text(code)
 
     def _call(self, *command: str) -> str:
@@ -148,6 +189,7 @@ class Ground:
     def before(self, stage: str) -> None:
         """Make `project` a copy of the finished pipeline without `stage`."""
         shutil.rmtree(self.project, ignore_errors=True)
+        self.folder.mkdir(exist_ok=True)
         subprocess.run(["cp", "-a", self.snapshot, self.project], check=True)
         text = (self.project / "dvc.lock").read_text()
         lock = yaml.safe_load(text)
@@ -156,10 +198,27 @@ class Ground:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         (self.project / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
         if stage == "register":
-            shutil.copy(self.folder / "empty.db", self.project / "mlflow.db")
+            shutil.copy(self.top / "empty.db", self.project / "mlflow.db")
             shutil.rmtree(self.project / "mlartifacts", ignore_errors=True)
-        elif stage in TRAININGS:
+        self._move_database()
+        if stage in TRAININGS:
             self._forget_run(stage)
+
+    def _move_database(self) -> None:
+        """Write the project's folder wherever mlflow.db names the folder in which the snapshot was made."""
+        before = Path((self.top / "location").read_text())
+        if before == self.project:
+            return
+        with _database(self.project) as db:
+            for (table,) in db.execute("select name from sqlite_master where type = 'table'").fetchall():
+                for _, column, kind, *_ in db.execute(f"pragma table_info({table})").fetchall():
+                    if "CHAR" in kind.upper() or "TEXT" in kind.upper():
+                        for old, new in ((before.as_uri(), self.project.as_uri()), (str(before), str(self.project))):
+                            db.execute(
+                                f"update {table} set {column} = replace({column}, ?, ?) where instr({column}, ?)",
+                                (old, new, old),
+                            )
+            db.commit()
 
     def _forget_run(self, name: str) -> None:
         with _database(self.project) as db:
@@ -180,24 +239,43 @@ class Ground:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes whose working directory is in `project`."""
-        found = []
-        for process in psutil.process_iter(["cwd"]):
-            if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(self.project):
-                found.append(process)
-        return found
+        inside = []
+        for pid in processes_in(self.project):
+            with contextlib.suppress(psutil.Error):
+                inside.append(psutil.Process(pid))
+        return inside
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return every process that a command of this lane started, also as an orphan, or with another working directory."""
+        mark, marked = f"{MARK}={self.folder}".encode(), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, psutil.Error):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    marked.append(psutil.Process(int(process.name)))
+        return marked
 
     def process(self, role: str) -> psutil.Process | None:
         """Return the process in the role `stage`, `dvc`, `supervisor` or `top` (which the user started)."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if role_of(process.cmdline()) == role:
+                # A loader process, which is a fork, has its parent's command line.
+                if role_of(process.cmdline()) == role and role_of(psutil.Process(process.ppid()).cmdline()) != role:
                     return process
         return None
+
+    def loader_workers(self) -> list[psutil.Process]:
+        """Return the processes that the running training has forked."""
+        forks = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if role_of(process.cmdline()) == role_of(psutil.Process(process.ppid()).cmdline()) == "stage":
+                    forks.append(process)
+        return forks
 
     def wait_for_quiet(self, seconds: float = 40) -> list[str]:
         """Wait for all processes to end; kill those that remain and return their command lines."""
         deadline = time.monotonic() + seconds
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while (left := self.descendants()) and time.monotonic() < deadline:
             time.sleep(0.2)
         lines = []
         for process in left:
@@ -206,27 +284,52 @@ class Ground:
                 process.kill()
         return lines
 
-    def wrong(self, stage: str, trained: int = 1) -> list[str]:
-        """Return the differences from the undisturbed run.
+    def wrong(self, stage: str, trained: int = 1) -> tuple[list[str], list[str]]:
+        """Return the differences from the undisturbed run: of content, and of what was done or left behind.
 
         Args:
             trained: how often the stage may have been trained, each time in its own MLflow run.
         """
-        problems = [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
-        for before in [*self.snapshot.glob("checkpoints/*/*/*"), *self.snapshot.glob("reports/curves/*/*")]:
+        content, history = [], [f"litter: {path.relative_to(self.project)}" for path in self.project.rglob("*.partial")]
+        results = ("checkpoints/*/*/*", "reports/curves/*/*", "reports/eval/*/[!ms]*")  # not manifest.json, scores.json
+        for before in itertools.chain.from_iterable(map(self.snapshot.glob, results)):
             after = self.project / before.relative_to(self.snapshot)
             if not after.exists() or after.read_bytes() != before.read_bytes():
-                problems.append(f"differs: {before.relative_to(self.snapshot)}")
-        status = self._call(sys.executable, "-m", "dvc", "status", "--json")
-        if status.strip() != "{}":
-            problems.append(f"dvc status: {status.strip()[:300]}")
+                content.append(f"differs: {before.relative_to(self.snapshot)}")
+        content += self._wrong_records()
         if stage in TRAININGS:
-            problems += self._wrong_history(stage, trained)
+            history += self._wrong_history(stage, trained)
         if stage == "register":
-            problems += self._wrong_versions()
+            history += self._wrong_versions()
         if stage == "registry":
-            problems += self._lost_versions()
-        return problems
+            history += self._lost_versions()
+        return content, history
+
+    def weights(self, stage: str) -> Path:
+        return self.project / "checkpoints" / stage.replace("@", "/") / "model.safetensors"
+
+    def differs_in_scores(self) -> bool:
+        """Return whether a score of an evaluation differs from the undisturbed run's; times do."""
+        for before in self.snapshot.glob("reports/eval/*/scores.json"):
+            after = self.project / before.relative_to(self.snapshot)
+            if not after.exists() or _without_seconds(after) != _without_seconds(before):
+                return True
+        return False
+
+    def _wrong_records(self) -> list[str]:
+        """Compare dvc.lock with the undisturbed run's, and the outputs with dvc.lock: stricter than `dvc status`."""
+        then, now = self.lock(self.snapshot), self.lock(self.project)
+        if then.keys() != now.keys():
+            return [f"dvc.lock has {sorted(now)}"]
+        differences = []
+        for stage, entry in now.items():
+            for out in entry.get("outs", ()):
+                if hash_as_dvc(self.project / out["path"]) != out["md5"]:
+                    differences.append(f"{out['path']} is not what dvc.lock records")
+            # What contains seconds differs in every run.
+            if stage not in DEPENDENTS and _without_times(entry) != _without_times(then[stage]):
+                differences.append(f"dvc.lock records another {stage}")
+        return differences
 
     def _wrong_history(self, stage: str, trained: int) -> list[str]:
         with _database(self.project) as db:
@@ -265,6 +368,29 @@ class Ground:
             for (version,) in db.execute("select version from registered_model_aliases where alias = 'champion'"):
                 return str(version)
         return ""
+
+
+def _without_seconds(scores: Path) -> str:
+    return re.sub(r'"seconds": [0-9.e-]+', "", scores.read_text())
+
+
+def hash_as_dvc(path: Path) -> str:
+    """Return the md5 that DVC records for a file or folder; empty: it is missing."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        listed = [{"md5": hash_as_dvc(file), "relpath": file.relative_to(path).as_posix()} for file in files]
+        listed.sort(key=lambda item: item["relpath"])
+        return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
+    return hashlib.md5(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def _without_times(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of dvc.lock without the hashes of files in which seconds are recorded."""
+    fixed = {key: entry.get(key) for key in ("cmd", "params")}
+    for key in ("deps", "outs"):
+        items = [item for item in entry.get(key, ()) if not item["path"].startswith(TIMED)]
+        fixed[key] = sorted((item["path"], item["md5"]) for item in items)
+    return fixed
 
 
 def role_of(command: list[str]) -> str:
@@ -324,7 +450,7 @@ def _tracked() -> list[str]:
     return [
         name
         for name in listed.split("\0")
-        if name and not name.startswith(("tests/", "benchmarks/")) and (ROOT / name).is_file()
+        if name and not name.startswith(("tests/", "benchmarks/", "docs/", "examples/")) and (ROOT / name).is_file()
     ]
 
 
@@ -337,7 +463,7 @@ def _hash_code() -> str:
 
 
 def _params() -> dict[str, Any]:
-    """Return the preset tiny with more, smaller steps, two passes, a second model, and no captioning (slow)."""
+    """Return the preset tiny with more, smaller steps, two passes and a second model."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     tiny, two_pass, second = (
         yaml.safe_load((ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text())
@@ -350,7 +476,14 @@ def _params() -> dict[str, Any]:
     params["models"] |= {"unified-vlp": merged(second["models"]["unified-vlp"], {"config": small})}
     params["pretrain"] |= {**two_pass["pretrain"], "unified-vlp": second["pretrain"]["unified-vlp"]}
     params["pretrain"] = {name: {**run, **training} for name, run in params["pretrain"].items()}
-    runs = {"tden-vqa": params["finetune"]["tden-vqa"], "unified-vlp-vqa": second["finetune"]["unified-vlp-vqa"]}
+    runs = {name: params["finetune"][name] for name in ("tden-vqa", "tden-captioning")}
+    runs["unified-vlp-vqa"] = second["finetune"]["unified-vlp-vqa"]
     params["finetune"] = {name: run | training for name, run in runs.items()}
-    params["trainer"] |= {"checkpoint_every_steps": 4, "log_every_steps": 1, "accelerator": "cpu", "torch_threads": 1}
+    params["evaluate"]["beam_size"] = 1
+    params["trainer"] |= {
+        "checkpoint_every_steps": EVERY,
+        "log_every_steps": 1,
+        "accelerator": "cpu",
+        "torch_threads": 1,
+    }
     return params

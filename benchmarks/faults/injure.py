@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -11,8 +12,11 @@ from typing import Any
 
 import psutil
 from around import AROUND
-from ground import DEPENDENTS, TRAININGS, UNEVEN, Command, Ground, end_all, ran
-from moments import MOMENTS, STEP_FILES, Fault, Outcome, reach, until
+from conditions import CONDITIONS, NAMES
+from ground import CAPTIONING, DEPENDENTS, TRAININGS, UNEVEN, Command, Ground, end_all, ran
+from moments import MOMENTS, STEP_FILES, Fault, Outcome, reach, start, until
+from parts import PARTS
+from unattended import UNATTENDED
 
 # kind -> (role of the process, signal)
 SIGNALS = {
@@ -29,20 +33,25 @@ SIGNALS = {
 REGISTER_AGAIN = ("mlflow.db lost", "ledger damaged")  # lost curves are not sent again, lost versions are
 DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut during training
 LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
-KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once", *AROUND)
+KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once")
+KINDS += (*AROUND, *PARTS, *UNATTENDED, *CONDITIONS)
+INJECTORS = AROUND | PARTS | UNATTENDED | CONDITIONS
+ON_TRAININGS = (*DAMAGES, "MLflow away", "server away", "loader process", "DVC after new params")
+ON_TRAININGS += ("unattended: params edited", "small /dev/shm")
+ONLY_ON = {"torchrun": "pretrain@tden", "Java program": CAPTIONING}
+WHOLE = ("params edited", *REGISTER_AGAIN)  # the rest of the pipeline is checked, too
 
 
 def draw(seed: int, number: int, stages: list[str]) -> Fault:
     """Return the `number`-th fault of a campaign, a function of seed and number."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)] if number < 2 * len(KINDS) else rng.choice(KINDS)  # each twice, then at random
-    trains = kind in (*DAMAGES, "MLflow away", "server away") or rng.random() < 0.5
-    stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
-    if kind == "ledger damaged":  # the gate has every score it needs
-        stage = rng.choice((*TRAININGS, "report"))
+    stage = _draw_stage(rng, kind, stages)
     moments = ["train"] if kind in DAMAGES else [m for m in MOMENTS if m != "train" or stage in TRAININGS]
     if kind.endswith("stage"):
         moments.remove("record")
+    if kind == "unattended: params edited":
+        moments = ["write", "record"]
     command = rng.choices(["vlp run", "dvc repro", "flow"], [6, 2, 2])[0]
     if kind == "kill -9 supervisor" and command == "dvc repro":
         command = "vlp run"
@@ -52,84 +61,114 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
         kind = kind.replace("command", "dvc")
     if kind == "kill -9 flow":
         command = "flow"
-    if kind == "full disk" and command == "flow":
+    if (kind == "full disk" and command == "flow") or kind == "DVC after new params":
         command = "vlp run"  # a flow reads a stage's output from a file, which the limit would truncate as well
-    return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random())
+    if kind in UNATTENDED:
+        command = "flow"
+    elif kind in PARTS and command == "flow":
+        command = "vlp run"
+    whole = command == "flow" or kind in WHOLE or rng.random() < 1 / 3
+    return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random(), whole)
+
+
+def _draw_stage(rng: random.Random, kind: str, stages: list[str]) -> str:
+    trains = kind in ON_TRAININGS or rng.random() < 0.5
+    stage = rng.choice([s for s in stages if not trains or s in TRAININGS])
+    if kind == "ledger damaged":  # the gate has every score it needs
+        stage = rng.choice((*TRAININGS, "report"))
+    return ONLY_ON.get(kind, stage) if kind != "pool process" else rng.choice(("shards", "features"))
 
 
 def inflict(ground: Ground, fault: Fault) -> Outcome:
     """Run the pipeline from before `fault.stage`, inject the fault, rerun to the end and check the results."""
     outcome = Outcome(fault)
     began = time.monotonic()
+    if fault.kind == "odd folder name":
+        ground = ground.named(NAMES[int(fault.chance * len(NAMES))])
     ground.before(fault.stage)
     try:
-        run = _inject(ground, fault, outcome)
+        _inflict(ground, fault, outcome)
     except subprocess.TimeoutExpired as error:
-        end_all(ground.processes())
-        outcome.problems.append(f"it does not end: {error}")
-        return outcome
-    outcome.output = run.output[-1500:]
-    if outcome.hit and run.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
-        outcome.problems += [] if fault.stage in ground.recorded() else ["exit code 0, and the stage not recorded"]
-    if not fault.at_once:
-        outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
-    recorded = ground.recorded()
-    rerun = _run_to_the_end(ground, outcome)
-    allowed = outcome.may_repeat | (DEPENDENTS if fault.stage in UNEVEN or fault.kind in REGISTER_AGAIN else set())
-    repeated = ran(rerun.output) & recorded - allowed
-    if repeated and "dvc.lock" not in fault.kind:
-        outcome.problems.append(f"repeated: {', '.join(sorted(repeated))}")
-    if fault.kind in DAMAGES and outcome.hit and "damaged (its sha256 does not match)" not in rerun.output:
-        outcome.problems.append("the message does not mention the damaged checkpoint")
-    outcome.problems += [f"orphan: {line}" for line in ground.wait_for_quiet()]
-    if not outcome.problems:
-        # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
-        trained = 2 if fault.kind == "params edited" and fault.stage in outcome.may_repeat else 1
-        outcome.problems += ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
-    if outcome.problems:
-        outcome.output += "\n--- rerun\n" + rerun.output[-3000:]
+        outcome.blame("endless", f"no end: {error}")
+    finally:
+        end_all(ground.descendants())
+        outcome.clean_up()
+        if fault.kind == "odd folder name":
+            shutil.rmtree(ground.project, ignore_errors=True)
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
 
-def _run_to_the_end(ground: Ground, outcome: Outcome, tries: int = 8) -> Command:
+def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
+    run = _inject(ground, fault, outcome)
+    run.wait()
+    outcome.output = outcome.output or run.output[-1500:]
+    if outcome.hit and run.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
+        outcome.blame("silent", *([] if fault.stage in ground.recorded() else ["exit code 0, the stage not recorded"]))
+    if not fault.at_once or fault.kind in PARTS or fault.kind in UNATTENDED:
+        outcome.blame("lost", *(f"still running: {line}" for line in ground.wait_for_quiet()))
+    recorded = ground.recorded()
+    rerun = _run_to_the_end(ground, fault, outcome)
+    allowed = outcome.may_repeat | (DEPENDENTS if fault.stage in UNEVEN or fault.kind in REGISTER_AGAIN else set())
+    repeated = ran(rerun.output) & recorded - allowed
+    if repeated and "dvc.lock" not in fault.kind:
+        outcome.blame("lost", f"repeated: {', '.join(sorted(repeated))}")
+    if fault.kind in DAMAGES and outcome.hit and "damaged (its sha256 does not match)" not in rerun.output:
+        outcome.blame("silent", "the message does not mention the damaged checkpoint")
+    if outcome.restored and "restored the result of a finished run" not in rerun.output:
+        outcome.blame("lost", "a finished training was not restored")
+    outcome.blame("lost", *(f"still running: {line}" for line in ground.wait_for_quiet()))
+    if not outcome.problems and outcome.reference:
+        if ground.weights(fault.stage).read_bytes() != outcome.reference:
+            outcome.blame("silent", "the weights differ from an undisturbed training with two processes")
+    elif not outcome.problems:
+        # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
+        trained = 2 if "params edited" in fault.kind and fault.stage in outcome.may_repeat else 1
+        content, history = ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
+        outcome.blame("silent", *content)
+        outcome.blame("lost", *history)
+    if outcome.problems:
+        outcome.output += "\n--- rerun\n" + rerun.output[-3000:]
+
+
+def _run_to_the_end(ground: Ground, fault: Fault, outcome: Outcome, tries: int = 8) -> Command:
     """Run `vlp run`, again while processes of the first run block it."""
     while True:
-        rerun = Command("vlp run", ground.project)
-        code = rerun.wait(400)
+        rerun = start(ground, fault, "vlp run")
+        code = rerun.wait()
         outcome.reruns += 1
         busy = any(text in rerun.output for text in ("is busy", "is using this workspace", "Unable to acquire lock"))
         if code == 0 or not busy or outcome.reruns == tries:
             if code:
-                outcome.problems.append(f"the rerun ended with {code}")
+                outcome.blame("lost", f"the rerun ended with {code}")
             return rerun
         time.sleep(4)
 
 
 def _inject(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    if fault.kind in AROUND:
-        return AROUND[fault.kind](ground, fault, outcome)
+    if fault.kind in INJECTORS:
+        return INJECTORS[fault.kind](ground, fault, outcome)
     if fault.kind == "full disk":
         return _full_disk(ground, fault, outcome)
     if fault.kind == "MLflow away":
         return _without_mlflow(ground, fault, outcome)
-    run = Command(fault.command, ground.project)
+    run = start(ground, fault)
     outcome.hit = reach(ground, fault, run)
     if fault.kind == "two at once":
         bare = fault.chance < 0.3
-        second = Command("dvc repro" if bare else "vlp run", ground.project)
+        second = start(ground, fault, "dvc repro" if bare else "vlp run")
         code = second.wait()
         # A bare DVC may find that the first one has ended with everything recorded; it then has nothing to do.
         overlap = outcome.hit and run.process.poll() is None and not (bare and not ran(second.output))
         if code == 0 and overlap:
-            outcome.problems.append(f"a second run ended with 0 during the first: {second.output[-500:]}")
+            outcome.blame("lost", f"a second run ended with 0 during the first: {second.output[-500:]}")
         if code and "is using" not in second.output and "busy" not in second.output and "lock" not in second.output:
-            outcome.problems.append(f"the second run does not explain its failure: {second.output[-500:]}")
+            outcome.blame("silent", f"the second run does not explain its failure: {second.output[-500:]}")
     elif outcome.hit:
         _strike(ground, fault, run, outcome)
     outcome.exit_code = run.wait()
     if fault.kind == "two at once" and outcome.exit_code:
-        outcome.problems.append(f"the first of two runs ended with {outcome.exit_code}")
+        outcome.blame("lost", f"the first of two runs ended with {outcome.exit_code}")
     return run
 
 
@@ -140,9 +179,9 @@ def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """
     most = int(100 * 3000 ** (4 * fault.chance % 1))
     if fault.chance > 0.75:
-        run = Command(fault.command, ground.project, file_limit=most)
+        run = start(ground, fault, wrap=["prlimit", f"--fsize={most}", "--"])
     else:
-        run = Command(fault.command, ground.project)
+        run = start(ground, fault)
         if reach(ground, fault, run) and (process := ground.process("stage")):
             with contextlib.suppress(psutil.Error):
                 process.rlimit(psutil.RLIMIT_FSIZE, (most, most))
@@ -150,7 +189,7 @@ def _full_disk(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     outcome.hit = outcome.exit_code != 0
     words = ("disk",) if fault.chance > 0.75 else ("make room", "free some space")
     if outcome.hit and not any(text in run.output for text in words):
-        outcome.problems.append("the message does not mention the full disk")
+        outcome.blame("silent", "the message does not mention the full disk")
     return run
 
 
@@ -190,7 +229,7 @@ def _without_mlflow(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
     if not late:
         remove()
-    run = Command(fault.command, ground.project)
+    run = start(ground, fault)
     if late:
         outcome.hit = reach(ground, fault, run)
     if late and outcome.hit:
@@ -203,7 +242,7 @@ def _without_mlflow(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     outcome.exit_code = run.wait()
     _restore(database, away)
     if outcome.exit_code and ground.recorded() != set(ground.stages):
-        outcome.problems.append(f"training without MLflow ended with {outcome.exit_code}")
+        outcome.blame("lost", f"training without MLflow ended with {outcome.exit_code}")
     return run
 
 
