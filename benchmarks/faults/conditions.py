@@ -126,7 +126,7 @@ CONDITIONS: dict[str, Callable[[Ground, Fault, Outcome], Command]] = {
 def _run(
     ground: Ground, fault: Fault, outcome: Outcome, variables: dict[str, str], wrap: list[str], *causes: str
 ) -> Command:
-    """Run the fault's command under the condition; check the end, and what a refusal says."""
+    """Run the fault's command under the condition; check the end, and the message of a refusal."""
     if wrap and subprocess.run([*wrap, "true"], capture_output=True).returncode:
         outcome.hit, outcome.output = False, IMPOSSIBLE
         return Command("true", ground.project)

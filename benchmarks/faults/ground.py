@@ -246,7 +246,7 @@ class Ground:
         return inside
 
     def descendants(self) -> list[psutil.Process]:
-        """Return every process that a command of this lane started, also as an orphan, or with another working directory."""
+        """Return every process that a command of this lane started, also an orphan or one that works elsewhere."""
         mark, marked = f"{MARK}={self.folder}".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, psutil.Error):

@@ -21,7 +21,7 @@ from ground import Command, Ground, ran
 from moments import Fault, Outcome, patience, reach, set_params, until
 
 WEEKLY = "/deployments/name/retrain/weekly"
-STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # plain-ok
 PARTS = ("worker", "server", "engine", "stage", "dvc", "supervisor")
 LONG = 400  # seconds for a flow that is not disturbed any more
 
