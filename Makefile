@@ -33,7 +33,7 @@ help:
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
 	@echo "make gate       simulate how often the gate errs, write benchmarks/results/gate.json (about 20 minutes on two cores)"
-	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md (one to two hours)"
+	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md; it prints the time left"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
 	@echo "make image      build a Docker image with the locked packages, for a cluster"

@@ -1,6 +1,6 @@
 """`make faults`: inject random faults into real runs of the tiny pipeline, and check the results.
 
-python benchmarks/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then about 12 s a fault)
+python benchmarks/faults/campaign.py --count 1000 --seed 1     (minutes to prepare, then it prints the time left)
 
 Kind, stage and moment of a fault are a function of seed and number. A campaign can be interrupted: each fault appends a
 line to reports/faults.jsonl, and the same command continues after the last one; reports/faults.md summarizes all lines.

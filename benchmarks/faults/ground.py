@@ -126,11 +126,12 @@ class Command:
 
 
 def environment(folder: Path) -> dict[str, str]:
+    lane = next((parent for parent in folder.parents if parent.name.startswith("lane-")), folder.parent)
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     env |= {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    env |= {"PREFECT_HOME": str(folder.parent / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    env |= {"PREFECT_HOME": str(lane / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     env |= {"DVC_NO_ANALYTICS": "1", "GX_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    env |= {MARK: str(folder.parent)}
+    env |= {MARK: str(lane)}
     env |= {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120"}
     for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PYTHONDONTWRITEBYTECODE"):
         env.pop(name, None)
@@ -189,7 +190,7 @@ class Ground:
     def before(self, stage: str) -> None:
         """Make `project` a copy of the finished pipeline without `stage`."""
         shutil.rmtree(self.project, ignore_errors=True)
-        self.folder.mkdir(exist_ok=True)
+        self.project.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", self.snapshot, self.project], check=True)
         text = (self.project / "dvc.lock").read_text()
         lock = yaml.safe_load(text)
@@ -235,7 +236,8 @@ class Ground:
 
     @staticmethod
     def lock(folder: Path) -> dict[str, Any]:
-        return dict(yaml.safe_load((folder / "dvc.lock").read_text())["stages"])
+        # The loader in C is ten times faster.
+        return dict(yaml.load((folder / "dvc.lock").read_text(), yaml.CSafeLoader)["stages"])
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes whose working directory is in `project`."""
@@ -297,6 +299,10 @@ class Ground:
             if not after.exists() or after.read_bytes() != before.read_bytes():
                 content.append(f"differs: {before.relative_to(self.snapshot)}")
         content += self._wrong_records()
+        with _database(self.project) as db:
+            history += [
+                f"MLflow: {name} runs" for (name,) in db.execute("select name from runs where status = 'RUNNING'")
+            ]
         if stage in TRAININGS:
             history += self._wrong_history(stage, trained)
         if stage == "register":

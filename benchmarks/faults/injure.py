@@ -33,11 +33,15 @@ SIGNALS = {
 REGISTER_AGAIN = ("mlflow.db lost", "ledger damaged")  # lost curves are not sent again, lost versions are
 DAMAGES = ("flipped byte in checkpoint", "checkpoint cut off")  # after a power cut during training
 LOCKS = ("power cut", "power cut, rwlock empty", "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
-KINDS = (*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once")
-KINDS += (*AROUND, *PARTS, *UNATTENDED, *CONDITIONS)
+KINDS = (
+    *(*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once"),
+    *(*AROUND, *PARTS, *UNATTENDED, *CONDITIONS),
+)
 INJECTORS = AROUND | PARTS | UNATTENDED | CONDITIONS
-ON_TRAININGS = (*DAMAGES, "MLflow away", "server away", "loader process", "DVC after new params")
-ON_TRAININGS += ("unattended: params edited", "small /dev/shm")
+ON_TRAININGS = (
+    *(*DAMAGES, "MLflow away", "server away", "loader process", "DVC after new params"),
+    *("unattended: params edited", "small /dev/shm"),
+)
 ONLY_ON = {"torchrun": "pretrain@tden", "Java program": CAPTIONING}
 WHOLE = ("params edited", *REGISTER_AGAIN)  # the rest of the pipeline is checked, too
 

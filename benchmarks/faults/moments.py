@@ -147,11 +147,11 @@ def stage_runs(ground: Ground, stage: str) -> bool:
     return False
 
 
-def until(met: Callable[[], object], run: Command | None, seconds: float = 400) -> bool:
+def until(met: Callable[[], object], run: Command | None, seconds: float = 400, pause: float = 0.02) -> bool:
     """Wait for a condition; return False if the run or the time ends before."""
     deadline = time.monotonic() + seconds
     while not met():
         if (run is not None and run.process.poll() is not None) or time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
     return True

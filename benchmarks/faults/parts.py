@@ -100,7 +100,7 @@ def _strike(
     """Run, kill or stop one of the processes at a random moment, and check how the command ends."""
     chance = random.Random(fault.chance)
     run = start(ground, fault)
-    outcome.hit = until(find, run)
+    outcome.hit = until(find, run, pause=0.1)
     if outcome.hit:
         time.sleep(2.5 * chance.random() ** 2)  # more often early: a tiny training is short
         victims = find()
