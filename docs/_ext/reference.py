@@ -54,6 +54,8 @@ def params_page() -> str:
         "Every key, its type, its default and what it sets. Generated from the schema in {src}`vlp_models/params`. "
         "An unknown key, a wrong type or a value out of range is an error that names the key and the nearest one.",
         "`vlp use PRESET` merges a preset into params.yaml; `vlp use --set key.of.a.value=5` sets one value.",
+        "The file is YAML 1.2, read as DVC reads it: `true` and `false` (not `yes` or `on`), `010` is 10, `1e-4` is a "
+        "number, and no key is given twice.",
         "",
     ]
     hints = field_hints(Params)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
+from dvc.utils.serialize import parse_yaml
 
 from vlp_models.cli.presets import apply_overlay, merge_overlay
 from vlp_models.errors import ParamsError
@@ -86,16 +86,19 @@ def test_overlay_keeps_line_endings(path: Path) -> None:
         assert path.read_bytes() == changed.encode().replace(b"\n", b"\r\n"), "every other byte stays"
 
 
-@pytest.mark.parametrize("word", ["on", "No", "1:30", "010", "1e-4", "~x"])
-def test_a_value_means_the_same_in_a_preset_a_setting_and_params_yaml(tmp_path: Path, path: Path, word: str) -> None:
-    """YAML 1.1 reads some words as a truth value or a number; in quotes each is a text."""
+@pytest.mark.parametrize(
+    "word", ["on", "No", "1:30", "010", "0o10", "1e-4", "1E+12", "08", "1_000", "0x1f", ".inf", "~x", "2024-01-01"]
+)
+def test_a_value_is_one_in_a_preset_a_setting_params_yaml_and_dvc(tmp_path: Path, path: Path, word: str) -> None:
+    """YAML 1.1 and 1.2 read most of these words as different values; in quotes each is a text."""
     preset = tmp_path / "preset.yaml"
     preset.write_text(f"launchers: {{slurm: {{options: {{a: {word}, b: '{word}'}}}}}}\n")
-    merged = merge_overlay(path, preset, [f"launchers.slurm.options.{word}={word}"])
+    merged = merge_overlay(path, preset, [f"launchers.slurm.options.c={word}"])
     path.write_text(merged.text)
-    expected = yaml.safe_load(word)
-    assert read_yaml(path)["launchers"]["slurm"]["options"] == {"a": expected, "b": word, word: expected}
-    assert read_yaml(path) == merged.raw and load_params(path) == merged.params
+    recorded = parse_yaml(path.read_text(), path)
+    assert read_yaml(path) == merged.raw == recorded
+    value = parse_yaml(f"x: {word}", path)["x"]
+    assert recorded["launchers"]["slurm"]["options"] == {"a": value, "b": word, "c": value}
 
 
 def test_what_is_refused_leaves_the_file_unchanged(path: Path) -> None:
@@ -111,16 +114,14 @@ def test_what_is_refused_leaves_the_file_unchanged(path: Path) -> None:
 
 
 def test_what_overlay_does_not_change_is_read_as_before(path: Path) -> None:
-    """A text that YAML 1.1 and 1.2 read differently, such as on, and a number such as 1e-4."""
     whole = (ROOT / "params.yaml").read_text()
-    path.write_text(whole.replace("  torch_threads: 0 ", "  compile: on\n  torch_threads: 0 "))
-    assert load_params(path).trainer.compile
+    path.write_text(whole.replace("  torch_threads: 0 ", "  compile: True\n  torch_threads: 0 "))
     settings = ["pretrain.tden.optimizer.groups.object_encoder.lr=1e-4", "promotion.tasks.vqa.relevant_gain=1e0"]
     for _ in range(2):  # the second time, they are there
         merged = merge_overlay(path, None, settings)
         path.write_text(merged.text)
         params = load_params(path)
-        assert params == merged.params and params.trainer.compile and "compile: on\n" in merged.text
+        assert params == merged.params and params.trainer.compile and "compile: True\n" in merged.text
         assert params.pretrain["tden"].optimizer.groups["object_encoder"].lr == 1e-4
         assert params.promotion.tasks["vqa"].relevant_gain == 1.0
 

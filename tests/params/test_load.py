@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -249,13 +250,27 @@ def test_no_key_has_a_name_that_dvc_ignores() -> None:
     assert not names & {"size", "nfiles"}
 
 
-def test_scientific_notation_without_a_dot_is_a_number(tmp_path: Path) -> None:
-    """YAML 1.1 reads 1e-4 as text. Also where a number may be null."""
-    groups = {"object_encoder": {"lr": "1e-4"}}
-    edit = {"optimizer.lr": "1e-4", "optimizer.groups": groups}
-    path = edited(tmp_path, {f"defaults.pretrain.{key}": value for key, value in edit.items()})
-    optimizer = load_params(path).pretrain["tden"].optimizer
-    assert (optimizer.lr, optimizer.groups["object_encoder"].lr) == (1e-4, 1e-4)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compile: yes", r"`trainer\.compile` must be true or false, found 'yes'"),
+        ("devices: 2", r"not valid YAML: line \d+, column \d+: found duplicate key"),
+        ("torch_threads: 1:30", r"`trainer\.torch_threads` must be an integer, found '1:30'"),
+    ],
+)
+def test_what_dvc_would_read_as_another_value_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "params.yaml"
+    text = re.sub(r"(?m)^  torch_threads:.*\n", "", (ROOT / "params.yaml").read_text())
+    path.write_text(re.sub(r"(?m)^trainer:$", f"trainer:\n  {line}", text))
+    with pytest.raises(ParamsError, match=message):
+        load_params(path)
+
+
+def test_a_name_that_yaml_reads_as_a_number_is_refused() -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["pretrain"][10] = raw["pretrain"]["tden"]  # `010:` in the file
+    with pytest.raises(ParamsError, match=r"`pretrain\.10`: the name is read as 10, not text; quote it"):
+        parse_params(raw)
 
 
 @pytest.mark.parametrize(

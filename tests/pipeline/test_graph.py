@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.utils.serialize import parse_yaml
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import Params, TrainerParams, parse_params, read_yaml, to_plain
@@ -214,3 +215,9 @@ def test_an_evaluation_depends_on_the_settings_of_its_task_alone() -> None:
     changed = settings(tasks={"vqa": {"blind_baseline": False}})
     assert changed[0] == captioning and changed[1] != vqa
     assert settings(bootstrap=7)[0] != captioning and settings(bootstrap=7)[1] != vqa
+
+
+@pytest.mark.parametrize("name", ["1e5", "12E+3", "08", "0o10", "2024", "12-30"])
+def test_dvc_reads_every_name_of_a_run_as_that_text(name: str) -> None:
+    stages = {"finetune": {"foreach": {name: {"task": name}}, "do": {"cmd": "x", "params": [name]}}}
+    assert parse_yaml(render(stages), "dvc.yaml")["stages"] == stages

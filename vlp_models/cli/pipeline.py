@@ -349,26 +349,10 @@ def write_plan(params: Params, workspace: Workspace) -> tuple[bool, PlanFacts]:
     from vlp_models.pipeline.dvc.dvc_yaml import FILE
     from vlp_models.pipeline.stages.plan import check_params
 
-    _check_dvc_reads(Path("params.yaml"))
     facts = check_params(params)
     files = plan_files(params, workspace, facts)
     write_together(files)
     return workspace.root / FILE in files, facts
-
-
-def _check_dvc_reads(params_file: Path) -> None:
-    """Check that DVC's parser reads params.yaml; unlike ours it refuses a colon in `{...}` without quotes."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    from vlp_models.params.load import explain_yaml_error
-
-    try:
-        YAML(typ="safe").load(params_file)
-    except YAMLError as error:
-        reason = explain_yaml_error(error)
-        quotes = '; in {...} or [...] put a text with a colon in quotes: "hf://OWNER/NAME"' if "':'" in reason else ""
-        raise ParamsError(f"{params_file}: DVC cannot read it, {reason}{quotes}") from None
 
 
 def plan_files(

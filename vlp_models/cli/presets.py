@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-import warnings
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -119,20 +118,16 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     except ParamsError:
         is_kept = False
     if not is_kept:
-        # The dump's own layout then, without the header that ruamel adds.
-        text = dumped.removeprefix(_HEADER)
+        # The dump's own layout then.
+        text = dumped
     params = parse_params(raw, str(preset or params_file))
     return Overlay(text, raw, params, changes, facts=check_params(params))
-
-
-_HEADER = "%YAML 1.1\n---\n"  # of every dump
 
 
 def _yaml() -> Any:
     from ruamel.yaml import YAML
 
     yaml = YAML()
-    yaml.version = (1, 1)
     # Lines are broken at 120 characters, as in params.yaml.
     yaml.width = 120
     # Otherwise a value that needs no quotes loses them, and its line differs.
@@ -142,14 +137,12 @@ def _yaml() -> Any:
 
 def _load(text: str, where: object) -> Any:
     """Load YAML together with its comments."""
-    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, YAMLError
-    from yaml import YAMLError as SafeYAMLError
+    from ruamel.yaml.error import YAMLError
+    from yaml import YAMLError as LimitsError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 1e-4, which the schema reads as a number
-            return parse_yaml(text, _yaml().load)
-    except (YAMLError, SafeYAMLError, ValueError, NotImplementedError) as error:
+        return parse_yaml(text, _yaml().load)
+    except (YAMLError, LimitsError, ValueError, NotImplementedError) as error:
         raise ParamsError(f"{where}: not valid YAML: {explain_yaml_error(error)}") from None
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.redaction import redact
+from vlp_models.errors import ParamsError
 from vlp_models.params import FlowParams
+from vlp_models.params.load import read_plain
 
 MAX_LENGTH = 2000  # characters of a message
 
@@ -59,13 +61,11 @@ def notify(
 
 def read_webhook(file: Path) -> FlowParams:
     """Return the webhook, with its timeout, of a params.yaml that may be invalid elsewhere; none if it is not YAML."""
-    import yaml
-
     try:
-        flow = yaml.safe_load(file.read_text(encoding="utf-8"))["flow"]
+        flow = read_plain(file.read_text(encoding="utf-8"), file)["flow"]
         # Only the webhook and its timeout, so errors of other keys do not matter.
         return FlowParams(webhook=str(flow["webhook"]), webhook_timeout=float(flow.get("webhook_timeout", 5)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ParamsError):
         return FlowParams()
 
 

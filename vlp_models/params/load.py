@@ -152,18 +152,19 @@ def read_yaml(path: Path | str = "params.yaml") -> dict[str, Any]:
 
 
 def read_plain(text: str, path: Path) -> Any:
-    """Read a YAML text as plain data.
+    """Read a YAML text as plain data, with the parser that DVC records params with, so that both read equal values.
+
+    It is YAML 1.2: `010` is 10, `yes` and `12:30` are texts, 1e-4 is a number, and no key is given twice.
 
     Args:
         path: where it is, for messages.
     """
-    import yaml
+    from ruamel.yaml import YAML, YAMLError
+    from yaml import YAMLError as LimitsError
 
-    # libyaml's parser is many times faster; PyYAML may have been built without it.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return parse_yaml(text, lambda text: yaml.load(text, Loader=loader))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: also an impossible date or number
+        return parse_yaml(text, YAML(typ="safe").load)
+    except (YAMLError, LimitsError, ValueError) as error:  # ValueError: also an impossible date or number
         raise ParamsError(f"{path}: not valid YAML: {explain_yaml_error(error)}") from None
 
 
@@ -196,7 +197,9 @@ def explain_yaml_error(error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or not problem:
         return " ".join(str(error).split())
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    # YAML 1.2 takes the colon in `{root: hf://OWNER/NAME}` for that of a key.
+    quotes = '; in {...} or [...] put a text with a colon in quotes: "hf://OWNER/NAME"' if "':'" in problem else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{quotes}"
 
 
 def parse_yaml(text: str, load: Callable[[str], Any]) -> Any:

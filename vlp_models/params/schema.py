@@ -7,7 +7,6 @@ nearest known key.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -195,7 +194,10 @@ def _convert(value: Any, hint: Any, where: str, file: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise ParamsError(f"{file}: `{where}` must be a section, found {value!r}")
-        return {str(k): _convert(v, args[1], f"{where}.{k}", file) for k, v in value.items()}
+        # DVC finds no param by the number 2024, and 010 would name 10.
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ParamsError(f"{file}: `{where}.{wrong[0]}`: the name is read as {wrong[0]!r}, not text; quote it")
+        return {k: _convert(v, args[1], f"{where}.{k}", file) for k, v in value.items()}
     if origin is list:
         if not isinstance(value, list):
             raise ParamsError(f"{file}: `{where}` must be a list, found {value!r}")
@@ -226,9 +228,6 @@ def _convert_leaf(value: Any, hint: Any, where: str, file: str) -> Any:
             if folder := absent_entries(choice.kind).get(str(value)):
                 raise _absent(f"{where}: {value}", folder, file)
             raise _not_a_choice(value, choice.names, where, file)
-    if plain is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
-        with contextlib.suppress(ValueError):
-            value = float(value)
     # `lr: 1` is a number; strict validation would refuse an integer.
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

@@ -207,5 +207,5 @@ def test_use_writes_the_commit_of_a_moving_name(hub: HubServer, tmp_path: Path) 
     bare = before.decode().replace(f'"hf://{REPOSITORY}@{OTHER}/en"', f"hf://{REPOSITORY}@{OTHER}")
     (folder / "params.yaml").write_text(bare)
     done = run(hub, folder, "-c", VLP, "plan")
-    assert "params.yaml: DVC cannot read it, line" in done.stderr and done.returncode == 2
+    assert "params.yaml: not valid YAML: line" in done.stderr and done.returncode == 2
     assert "put a text with a colon in quotes" in done.stderr

@@ -33,7 +33,7 @@ from typing import Any
 from vlp_models.common.io import is_line, read_zip_member
 from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import Params
-from vlp_models.params.load import explain_yaml_error, parse_yaml
+from vlp_models.params.load import read_plain
 from vlp_models.params.runs import NAME
 
 FORMAT = "vlp-run/1"
@@ -82,7 +82,7 @@ class RunBundle:
 
     def params(self) -> Any:
         """Return params.yaml as plain data."""
-        return _parse_yaml(self.files[PARAMS])
+        return read_plain(self.files[PARAMS].decode("utf-8"), Path(PARAMS))
 
 
 def short_commit(commit: str) -> str:
@@ -173,7 +173,9 @@ def check_manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> N
     # One score per dataset, split and metric: a replay looks scores up by these three.
     if len({(record["dataset"], record["split"], record["metric"]) for record in records}) < len(records):
         raise ValueError(f"{SCORES} has two scores of one metric on one dataset and split")
-    _check_same_run(manifest, parse_json(files[LINEAGE]), records, _parse_yaml(files[PARAMS]))
+    _check_same_run(
+        manifest, parse_json(files[LINEAGE]), records, read_plain(files[PARAMS].decode("utf-8"), Path(PARAMS))
+    )
 
 
 def _check_same_run(
@@ -207,15 +209,6 @@ def parse_json(content: bytes) -> Any:
         return dict(pairs)
 
     return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
-
-
-def _parse_yaml(content: bytes) -> Any:
-    import yaml
-
-    try:
-        return parse_yaml(content.decode("utf-8"), yaml.safe_load)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{PARAMS}: not valid YAML: {explain_yaml_error(error)}") from None
 
 
 def _is_score(record: Mapping[str, Any]) -> bool:
