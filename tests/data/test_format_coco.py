@@ -345,7 +345,8 @@ def test_truth_carries_the_source_name(root: Path) -> None:
     [
         ({"captions": {"all": ["absent.json"]}}, None, "absent.json: no such file"),
         ({}, "{ not json", "captions.json:1: not JSON"),
-        ({}, "[1, 2]", "expected a list under `images`, found list"),
+        ({}, "[1, 2]", "expected a list under `images`, found list without a key; if it lists images with their capt"),
+        ({}, " ", "an empty file instead of a COCO annotation file"),
         ({}, '{"questions": []}', "expected a list under `images`, found the keys questions"),
         ({"captions": {"trial": ["captions.json"]}}, None, "captions.trial: expected one of train, val, test"),
         ({"karpathy": ""}, None, "captions.all: files of every split need data.d.karpathy"),

@@ -185,12 +185,64 @@ def test_limit(tmp_path: Path) -> None:
         ("pairs.csv", "", "pairs.csv: empty"),
         ("pairs.jsonl", "image,caption\na,b\n", "none of its 2 lines is a JSON object"),
         ("pairs.xlsx", "PK", "pairs are read from .csv, .tsv, .jsonl"),
+        ("pairs.json", "[]", "for the format pairs: `jq -c '.[]' pairs.json > pairs.jsonl`"),
+        (
+            "my list.jsonl",
+            '[{"image": "a"},\n {}]',
+            "it is a JSON list: if it lists images with their captions, write JSON",
+        ),
+        ("pairs.csv", "<!doctype html>\n", "an HTML page instead of the file"),
+        ("pairs.jsonl", "version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer instead of the file"),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, content, name)
     assert message in str(caught.value)
+
+
+def test_a_header_in_the_middle_is_no_row_and_counted(tmp_path: Path) -> None:
+    tables = read(tmp_path, "image,caption\na.jpg,a dog\nImage, Caption\nb.jpg,a cat\n")
+    assert [row["text"] for row in tables["captions"]] == ["a dog", "a cat"]
+    assert tables.skipped == {"repeated header lines": 1}
+
+
+def test_groups_that_a_spreadsheet_has_rounded_do_not_join_images(tmp_path: Path) -> None:
+    tables = read(tmp_path, "image,caption,group\na.jpg,x,1.23E+12\nb.jpg,x,1.23E+12\nc.jpg,x,007\nd.jpg,x,7\n")
+    assert [row["image_id"] for row in tables["images"]] == ["p/c.jpg", "p/d.jpg"]
+    reasons = [row["reason"] for row in tables["quarantine"]]
+    assert reasons == ["`group` is 1.23E+12, a number that a spreadsheet has rounded; save the column as text"] * 2
+
+
+def test_an_address_is_no_file_of_an_image(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, "image,caption\nhttps://a.b/c.jpg,x\n")["quarantine"]
+    assert row["reason"] == "`image` is an address, https://a.b/c.jpg; download the images and name their files"
+
+
+def test_characters_that_are_not_shown_are_removed_but_joiners_are_spelling(tmp_path: Path) -> None:
+    """A tokenizer drops them, so no caption of a model could equal a reference that has them."""
+    hidden = (
+        "\ufeff",
+        "\u200b",
+        "co\u00adoperate",
+        "\u202bx\u202c",
+        "\u2764\ufe0f",
+        "\u0645\u06cc\u200c\u062f\u0648\u062f",
+    )
+    tables = read(tmp_path, f"image,caption\na.jpg,{' '.join(hidden)}\n")
+    (row,) = tables["captions"]
+    assert row["text"] == "cooperate x \u2764 \u0645\u06cc\u200c\u062f\u0648\u062f"
+
+
+@pytest.mark.parametrize(
+    ("file", "way_out"),
+    [("annotations.zip", "unpack annotations.zip in"), ("sub/pairs.csv", "it is in "), ("x.txt", "check the paths")],
+)
+def test_a_missing_file_may_be_packed_or_one_folder_deeper(tmp_path: Path, file: str, way_out: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"pairs\.csv: no such file .*; {way_out}"):
+        read_source("p", DatasetParams.of(format="pairs", root=".", pairs="pairs.csv"), tmp_path)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -283,6 +283,13 @@ _COMPRESSED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"PK\x03\x04": "a zip archive or a spreadsheet",
 }
+_STAND_INS = {  # how files begin that are in the place of another one, in lower case
+    b"version https://git-lfs": "a Git LFS pointer instead of the file; run `git lfs pull` in its folder",
+    b"/annex/objects/": "a git-annex pointer instead of the file; run `git annex get` in its folder",
+    b"<!doctype html": "an HTML page instead of the file, such as a server's error or login page; get the file again",
+    b"<html": "an HTML page instead of the file, such as a server's error or login page; get the file again",
+    b"\0\5\x16\7": "metadata of macOS (a `._` file) instead of the file; delete it, and get the file itself",
+}
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 
 
@@ -293,11 +300,19 @@ def convert_command(name: str, encoding: str = "latin1") -> str:
     return f"`iconv -f {encoding} -t utf-8 {old} > {new}`"
 
 
+def explain_stand_in(head: bytes) -> str:
+    """Return what is in the place of a file with these first bytes, and the way out; empty if it may be the file."""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip(b" \t\r\n").lower()
+    return next((reason for mark, reason in _STAND_INS.items() if start.startswith(mark)), "")
+
+
 def explain_not_text(head: bytes, name: str) -> str:
     """Return why the file `name`, with these first bytes, is not UTF-8 text, and the way out; empty if it may be text.
 
     A few control characters are left to the reader, which reports their lines.
     """
+    if reason := explain_stand_in(head):
+        return reason
     for mark, kind in _COMPRESSED.items():
         if head.startswith(mark):
             return f"{kind}, not text; unpack it, or save it as text"

@@ -186,13 +186,18 @@ def test_a_missing_column_is_an_error_with_the_columns_there_are(tmp_path: Path)
     (tmp_path / "pets").mkdir()
     file = tmp_path / "pets" / "a.parquet"
     pq.write_table(pa.table({"url": ["https://x"], "caption": ["x"], "width": [3]}), file)
-    with pytest.raises(DataError, match=r"a\.parquet: which column is the image\? it has: url, caption, width"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: which column is the image\? it has: url, .*`url` has addresses: download"
+    ):
         read(tmp_path)
     pq.write_table(pa.table({"image": [image(1)], "width": [3]}), file)
     with pytest.raises(DataError, match=r"which column is the caption\? it has: image, width; set `data.pets.caption_"):
         read(tmp_path)
-    file.rename(tmp_path / "pets" / "a.txt")
-    with pytest.raises(DataError, match=r"no \.parquet, no \.tar and no metadata\.jsonl or metadata\.csv; found \.txt"):
+    file.rename(tmp_path / "pets" / "a.zip")
+    with pytest.raises(
+        DataError,
+        match=r"no \.parquet, no \.tar and no metadata\.jsonl or metadata\.csv; found \.zip, .*; unpack \.zip",
+    ):
         read(tmp_path)
 
 
@@ -345,6 +350,96 @@ def test_a_record_without_the_caption_of_the_first_is_quarantined(tmp_path: Path
     tables = read(tmp_path)
     assert [row["text"] for row in tables["captions"]] == ["one", "three"]
     assert [row["reason"] for row in tables["quarantine"]] == ["no `caption`; it has url"]
+
+
+def write_img2dataset(root: Path, output: str) -> None:
+    """Two shards of three rows as img2dataset writes them; it could not download the second row of each."""
+    for shard in ("00000", "00001"):
+        rows: list[dict[str, Any]] = []
+        files: dict[str, bytes] = {}
+        for n in range(3):
+            key, is_loaded = f"{shard}{n:04d}", n != 1
+            status = (
+                {"status": "success", "error_message": None} if is_loaded else {"status": "x", "error_message": "404"}
+            )
+            row = {"url": f"https://a.b/{key}", "caption": f"picture {key}", "key": key, **status}
+            content = image(2 * n + 1) + shard.encode()
+            rows.append(row | ({"jpg": content if is_loaded else None} if output == "parquet" else {}))
+            if is_loaded:
+                texts = {f"{key}.txt": row["caption"].encode(), f"{key}.json": json.dumps(row).encode()}
+                files |= {f"{key}.jpg": content, **texts}
+        root.mkdir(exist_ok=True, parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), root / f"{shard}.parquet")
+        (root / f"{shard}_stats.json").write_text("{}")
+        if output == "webdataset":
+            write_tar(root / f"{shard}.tar", files)
+        if output == "files":
+            (root / shard).mkdir()
+            for name, content in files.items():
+                (root / shard / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("output", ["webdataset", "files", "parquet"])
+def test_folders_of_img2dataset_are_read(tmp_path: Path, output: str) -> None:
+    write_img2dataset(tmp_path / "pets", output)
+    tables = read(tmp_path)
+    keys = ["000000000", "000000002", "000010000", "000010002"]
+    assert [row["text"] for row in tables["captions"]] == [f"picture {key}" for key in keys]
+    assert len(tables["images"]) == 4 and not tables["quarantine"]
+    failed = {"rows that img2dataset could not download": 2} if output == "parquet" else {}
+    assert tables.skipped == failed
+
+
+def test_shards_of_img2dataset_without_images_are_counted_or_named(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    write_img2dataset(root, "webdataset")
+    (root / "00001_stats.json").unlink()
+    whole = (root / "00001.tar").read_bytes()
+    (root / "00001.tar").write_bytes(whole[:3000])
+    with pytest.raises(
+        DataError, match=r"img2dataset has not finished it \(no 00001_stats\.json\): run img2dataset again"
+    ):
+        read(tmp_path)
+    (root / "00001.tar").unlink()
+    tables = read(tmp_path)
+    assert len(tables["captions"]) == 2
+    assert tables.skipped == {"shards of img2dataset without their images": 1}
+    (root / "00000.tar").unlink()
+    with pytest.raises(DataError, match="tables of URLs without images; run it with `--output_format webdataset`"):
+        read(tmp_path)
+
+
+def test_files_of_a_tar_may_be_in_any_order_and_captions_in_other_files(tmp_path: Path) -> None:
+    """All images before all texts; a list of captions alone in a JSON; a suffix of its own."""
+    path = tmp_path / "pets" / "train.tar"
+    images = {f"{n}.JPG": image(2 * n + 1) for n in range(2)}
+    write_tar(path, images | {"1.txt": b"one", "0.txt": b"zero"})
+    assert [row["text"] for row in read(tmp_path)["captions"]] == ["zero", "one"]
+    write_tar(path, images | {f"{n}.json": b'["a dog", "a cat"]' for n in range(2)})
+    assert [row["text"] for row in read(tmp_path)["captions"]] == ["a dog", "a cat"] * 2
+    write_tar(path, images | {f"{n}.caption": b"a dog" for n in range(2)})
+    assert [row["text"] for row in read(tmp_path)["captions"]] == ["a dog"] * 2
+    write_tar(path, images | {f"{n}.en": b"a dog" for n in range(2)})
+    reason = "no caption (.txt or .json) with the key 0; it has .jpg, .en; `data.pets.caption_column` may name another"
+    assert next(iter(read(tmp_path)["quarantine"]))["reason"].startswith(reason)
+    assert [row["text"] for row in read(tmp_path, caption_column="en")["captions"]] == ["a dog"] * 2
+
+
+def test_a_dataset_of_save_to_disk_and_metadata_as_parquet_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "pets" / "test"
+    folder.mkdir(parents=True)
+    rows = [{"image": {"bytes": image(n), "path": None}, "caption": f"picture {n}"} for n in (1, 3)]
+    table = pa.Table.from_pylist(rows)
+    for name in ("data-00000-of-00001.arrow", "cache-f00.arrow"):
+        with pa.ipc.new_stream(str(folder / name), table.schema) as stream:
+            stream.write_table(table)
+    assert [row["text"] for row in read(tmp_path)["captions"]] == ["picture 1", "picture 3"]
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "a.png").write_bytes(image(1))
+    pq.write_table(pa.Table.from_pylist([{"file_name": "a.png", "text": "a dog"}]), folder / "metadata.parquet")
+    (row,) = read(tmp_path)["images"]
+    assert row["path"] == str(folder / "a.png")
 
 
 MANY, LARGE = 400, 100_000  # images, bytes of each

@@ -1,8 +1,14 @@
 """Hugging Face datasets: folders as `hf download --local-dir` writes them, or names on the Hub (download.py).
 
     parquet      data/train-00000-of-00002.parquet: an image column (struct of bytes and path), a column of captions
-    imagefolder  metadata.jsonl or metadata.csv with `file_name` and a caption column, next to the images
-    webdataset   train/00000.tar: KEY.jpg with KEY.txt, or with KEY.json; `image_column: input.jpg` for KEY.input.jpg
+    arrow        train/data-00000-of-00001.arrow, as `save_to_disk` writes them, with the same columns
+    imagefolder  metadata.jsonl, .csv or .parquet with `file_name` and a caption column, next to the images
+    webdataset   train/00000.tar: KEY.jpg with KEY.txt, or with KEY.json, in any order; `image_column: input.jpg` for
+                 KEY.input.jpg, `caption_column: en.txt` for KEY.en.txt
+    files        00000/KEY.jpg with KEY.txt or KEY.json: the same, unpacked
+
+The folders that img2dataset writes are one of these, whatever its output format. Its tables of URLs next to tars or
+folders are not read; rows that it could not download are left out and counted.
 
 A caption is a string, or a list of them. Columns are guessed if there is exactly one candidate; `image_column` and
 `caption_column` name others. The split is the column `split`, or the word (train, validation, test, ...) in the file's
@@ -20,20 +26,17 @@ import json
 import os
 import posixpath
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlp_models.common.io import HEAD
 from vlp_models.contrib.hub_datasets.download import METADATA, PARQUET, SUFFIXES, TAR, check_pinned, download, pin
+from vlp_models.contrib.hub_datasets.tar import members, readable
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -44,24 +47,29 @@ from vlp_models.data.formats.base import (
     join_id,
     printable,
 )
-from vlp_models.data.formats.files import is_hidden, read_csv, read_lines, require_directory
+from vlp_models.data.formats.files import PACKED, is_hidden, read_csv, read_lines, require_directory
 from vlp_models.data.formats.pairs import join_mentions, read_group, read_image_name, read_language, read_split
 from vlp_models.data.formats.splits import SplitsParams
 from vlp_models.data.images import MAX_BYTES
 from vlp_models.data.tables import SPLITS, TableWriter, standard_split
-from vlp_models.errors import DataError, first_line
+from vlp_models.errors import DataError
 
 FILE_NAME = "file_name"
 CAPTIONS = ("caption", "captions", "text", "texts", "sentence", "sentences", "description", "alt_text", "txt")
 OPTIONAL = ("split", "group", "lang")
-TEXT = "txt"
-MAX_TEXT = {TEXT: 2**20, "json": 16 * 2**20}  # bytes, as in our own shards
+TEXT, JSON = "txt", "json"
+MAX_TEXT = {TEXT: 2**20, JSON: 16 * 2**20}  # bytes, as in our own shards
+TEXT_SUFFIXES = (TEXT, "text", "caption", "captions", "cap")
+ARROW, FILES = ".arrow", "files"
+# Images that `prepare` refuses, each with the reason, unless there is another one.
+UNSUPPORTED = ("avif", "heic", "heif", "jxl", "jp2", "tif", "tiff", "svg")
+IMG2DATASET = {"key", "status", "error_message"}  # columns of its tables
 BATCH = 16  # rows of a parquet file that are in memory at once, with their images
 BUFFER = 2**20  # bytes of a column that are read at once
 # Words are runs of ASCII letters: `train-00000-of-00002` has `train` and `of`.
 _WORD = re.compile(r"[a-z]+")
 Find = Callable[[Row], tuple[str, Path]]  # id and file of a row's image
-LFS_POINTER = b"version https://git-lfs"
+Member = tuple[str, int, int]  # suffix, offset and size of a file in a tar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +101,7 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
         root = download(name, params.root)
     else:
         root = require_directory(base, params.root, "name the folder of a Hugging Face dataset")
-    layout, used = _find_files(root)
+    layout, used, incomplete = _find_files(root)
     for path in used:
         if not is_utf8(str(path.relative_to(root))):
             raise DataError(f"{printable(str(path))}: the name of the file or of a folder is not UTF-8; rename it")
@@ -102,35 +110,73 @@ def read(name: str, params: HuggingFaceParams, base: Path) -> Tables:
 
     def write(tables: Tables, mentions: TableWriter) -> None:
         reader = _Reader(name, params, root, tables, mentions, split_by_files=len(named) > 1 or bool(params.splits))
-        read = {PARQUET: reader.read_parquet, TAR: reader.read_tar, METADATA[0]: reader.read_metadata}[layout]
+        read = {
+            PARQUET: reader.read_parquet,
+            ARROW: reader.read_arrow,
+            TAR: reader.read_tar,
+            METADATA[0]: reader.read_metadata,
+            FILES: reader.read_folder,
+        }[layout]
         for path in used:
             read(path)
+        if incomplete:
+            tables.skipped["shards of img2dataset without their images"] += incomplete
 
     return join_mentions(name, params, write)
 
 
-def _find_files(root: Path) -> tuple[str, list[Path]]:
-    """Return the layout of a folder and its files, in order: parquet files, else tars, else metadata.
+def _find_files(root: Path) -> tuple[str, list[Path], int]:
+    """Return the layout of a folder, its files in order, and the number of img2dataset's shards without images.
 
     The other files are not kept: an imagefolder may have a million images.
     """
-    paths: dict[str, list[Path]] = {PARQUET: [], TAR: [], METADATA[0]: []}
+    paths: dict[str, list[Path]] = {PARQUET: [], ARROW: [], TAR: [], METADATA[0]: []}
+    with_images, with_texts = set[Path](), set[Path]()  # folders
     suffixes = set[str]()
     for path in root.rglob("*"):
         # Metadata is known by its name, the other layouts by their suffix.
-        layout = METADATA[0] if path.name in METADATA else path.suffix
+        layout = METADATA[0] if path.stem == "metadata" and path.suffix in (".jsonl", ".csv", PARQUET) else path.suffix
         # hidden: the Hub's cache and git
         if is_hidden(path.relative_to(root)) or not path.is_file():
             continue
         if layout in paths:
             paths[layout].append(path)
-        else:
-            suffixes.add(path.suffix or path.name)
+            continue
+        suffixes.add(path.suffix or path.name)
+        kind = path.suffix[1:].lower()
+        if kind in (*SUFFIXES, *UNSUPPORTED):
+            with_images.add(path.parent)
+        elif kind in (*TEXT_SUFFIXES, JSON):
+            with_texts.add(path.parent)
+    # `datasets` keeps results of `map` next to the data
+    paths[ARROW] = [path for path in paths[ARROW] if not path.name.startswith("cache-")]
+    paths[FILES] = list(with_images & with_texts)
+    incomplete = 0
+    if paths[PARQUET] and _is_url_table(min(paths[PARQUET])):
+        tables, paths[PARQUET] = paths[PARQUET], []
+        incomplete = sum(not path.with_suffix(TAR).exists() and not path.with_suffix("").is_dir() for path in tables)
+        if not paths[TAR] and not paths[FILES]:
+            raise DataError(
+                f"{root}: img2dataset's tables of URLs without images; run it with `--output_format webdataset`, or "
+                "copy the tars or folders that it wrote next to them"
+            )
     for layout, files in paths.items():
         if files:
-            return layout, sorted(files)
+            return layout, sorted(files), incomplete
+    packed = f"; unpack {', '.join(sorted(suffixes & set(PACKED)))}" if suffixes & set(PACKED) else ""
+    lists = "; write a JSON list of rows as metadata.jsonl: `jq -c '.[]' FILE`" if ".json" in suffixes else ""
     listed = ", ".join(sorted(suffixes)) or "nothing"
-    raise DataError(f"{root}: no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}; found {listed}")
+    raise DataError(
+        f"{root}: no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}; found {listed}, and no images next to texts "
+        f"of the same name{packed}{lists}"
+    )
+
+
+def _is_url_table(path: Path) -> bool:
+    """Return whether a parquet file is img2dataset's table of the files in a tar or folder."""
+    with readable(path, "a parquet file"):
+        schema = pq.read_schema(path)
+    return set(schema.names) >= IMG2DATASET and not any(_is_image(field.type) for field in schema)
 
 
 class _Reader:
@@ -157,25 +203,38 @@ class _Reader:
 
     def read_parquet(self, path: Path) -> None:
         # By default Arrow keeps all that it has read, and reads a whole column of a row group at once.
-        with _readable(path, "a parquet file"), pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-            # candidates by type; an option in params.yaml may name another column
-            schema = file.schema_arrow
-            images = [field.name for field in schema if _is_image(field.type)]
-            texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
-            image = self._choose("image", path, images, schema.names)
-            caption = self._choose("caption", path, texts, schema.names)
-            columns = [image, caption, *(key for key in OPTIONAL if key in schema.names)]
-            number = 0
-            for batch in file.iter_batches(BATCH, columns=columns):
-                for row_in_batch in range(len(batch)):  # one at a time: a row in Python is another copy of its image
-                    (row,) = batch.slice(row_in_batch, 1).to_pylist()
-                    if not self._add(path, number, row, caption, lambda row: self._extract(row[image])):
-                        return
-                    number += 1
+        with readable(path, "a parquet file"), pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+            self._read_table(path, file.schema_arrow, lambda columns: file.iter_batches(BATCH, columns=columns))
+
+    def read_arrow(self, path: Path) -> None:
+        with readable(path, "an Arrow stream"), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+            self._read_table(path, stream.schema, lambda columns: (batch.select(columns) for batch in stream))
+
+    def _read_table(self, path: Path, schema: pa.Schema, read: Callable[[list[str]], Iterator[pa.RecordBatch]]) -> None:
+        # candidates by type; an option in params.yaml may name another column
+        images = [field.name for field in schema if _is_image(field.type)]
+        texts = [field.name for field in schema if _is_text(field.type) and field.name not in OPTIONAL]
+        image = self._choose("image", path, images, schema.names)
+        caption = self._choose("caption", path, texts, schema.names)
+        is_img2dataset = set(schema.names) >= IMG2DATASET
+        columns = [image, caption, *(key for key in OPTIONAL if key in schema.names), *(["status"] * is_img2dataset)]
+        number = -1
+        for batch in read(columns):
+            for row_in_batch in range(len(batch)):  # one at a time: a row in Python is another copy of its image
+                (row,) = batch.slice(row_in_batch, 1).to_pylist()
+                number += 1
+                if is_img2dataset and row.pop("status") != "success":
+                    self.tables.skipped["rows that img2dataset could not download"] += 1
+                elif not self._add(path, number, row, caption, lambda row: self._extract(row[image])):
+                    return
 
     def read_metadata(self, path: Path) -> None:
         column = self.params.image_column or FILE_NAME
-        if path.suffix == ".csv":
+        if path.suffix == PARQUET:
+            with readable(path, "a parquet file"):
+                rows = pq.read_table(path).to_pylist()
+            records = ((f"{path.name}:{number}", row) for number, row in enumerate(rows))
+        elif path.suffix == ".csv":
             named = (self.params.caption_column,) if self.params.caption_column else CAPTIONS
             # no column is a typo: datasets of others may have a `language`, or any other name
             records = read_csv(path, self.tables, "captions", (column,), (*named, *OPTIONAL), refuse_typos=False)
@@ -191,46 +250,109 @@ class _Reader:
         self.tables.ignored.discard(self._caption)
 
     def read_tar(self, path: Path) -> None:
-        # Files of one key are adjacent in a webdataset tar, so one group is one record.
-        records = groupby(_members(path, self.params.image_column), key=lambda member: member[0])
-        for number, (key, members) in enumerate(records):
-            files: dict[str, list[bytes | None]] = {}
-            for _, suffix, content in members:
-                # of a repeated file only the first content is kept
-                several = files.setdefault(suffix, [])
-                several.append(None if several else content)
-            provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
-            with self.tables.record("captions", provenance, join_id(self.name, provenance)):
-                image, row = self._parts_of(f"{path}, {key}", key, files)
-                if not self._caption:
-                    texts = [TEXT] if TEXT in row else _texts(row)
-                    self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
-                if self._caption == TEXT and TEXT in files and not is_utf8(text := row[TEXT]):
-                    raise RecordError(f"{key}.{TEXT} in the tar is not UTF-8: {text!r:.60}", rule="text_utf8")
-                if not self._add(path, number, row, self._caption, lambda row: self._extract(image)):  # noqa: B023
+        with path.open("rb") as file:
+            for number, (key, members) in enumerate(self._index_tar(path).items()):
+                files: dict[str, list[bytes | None]] = {}
+                for suffix, offset, size in members:
+                    # of a repeated file only the first content is read
+                    several = files.setdefault(suffix, [])
+                    content = None
+                    if not several and self._limit_of(suffix) is not None:
+                        file.seek(offset)
+                        content = file.read(size)
+                    several.append(content)
+                if not self._add_record(path, number, key, files, lambda suffix: self._extract(files[suffix][0])):  # noqa: B023
                     return
 
-    def _parts_of(self, where: str, key: str, files: Mapping[str, Sequence[bytes | None]]) -> tuple[bytes | None, Row]:
-        """Return the image of the files of a tar that have one key, and the fields of their JSON and text.
+    def read_folder(self, folder: Path) -> None:
+        """Read images that are next to texts of the same name; the images stay where they are."""
+        keys: dict[str, dict[str, Path]] = {}
+        for path in sorted(folder.iterdir()):
+            base, _, suffix = path.name.partition(".")
+            if base and path.is_file():
+                keys.setdefault(base, {})[suffix.lower()] = path
+        for number, (key, paths) in enumerate(keys.items()):
+            files: dict[str, list[bytes | None]] = {}
+            for suffix, path in paths.items():
+                # JSON and texts; the content of an image is not needed
+                limit = MAX_TEXT[JSON] if self._is_text(suffix) else 0
+                with path.open("rb") as file:
+                    files[suffix] = [file.read(limit)]
+
+            def find(suffix: str, paths: Mapping[str, Path] = paths) -> tuple[str, Path]:
+                return paths[suffix].relative_to(self.root).as_posix(), paths[suffix]
+
+            if not self._add_record(folder, number, key, files, find):
+                return
+
+    def _add_record(
+        self,
+        path: Path,
+        number: int,
+        key: str,
+        files: Mapping[str, Sequence[bytes | None]],
+        find: Callable[[str], tuple[str, Path]],
+    ) -> bool:
+        """Write the mentions of the files of one key; `find` returns id and file of the image with a suffix."""
+        provenance = f"{path.relative_to(self.root).as_posix()}:{number}"
+        with self.tables.record("captions", provenance, join_id(self.name, provenance)):
+            image, row = self._parts_of(f"{path}, {key}", key, files)
+            if not self._caption:
+                texts = [TEXT] if TEXT in row else _texts(row)
+                self._caption = self._choose("caption", f"{path}, {key}", texts, list(row))
+            text = row.get(self._caption)
+            if self._caption in files and isinstance(text, str) and not is_utf8(text):
+                where = "in the tar" if path.suffix == TAR else f"in {path}"
+                raise RecordError(f"{key}.{self._caption} {where} is not UTF-8: {text!r:.60}", rule="text_utf8")
+            return self._add(path, number, row, self._caption, lambda row: find(image))
+        return True
+
+    def _is_text(self, suffix: str) -> bool:
+        return suffix == self.params.caption_column or suffix.rpartition(".")[2] in (*TEXT_SUFFIXES, JSON)
+
+    def _limit_of(self, suffix: str) -> int | None:
+        """Return how many bytes a file with this suffix may have; None for those that are not read."""
+        if suffix in (*SUFFIXES, *UNSUPPORTED, self.params.image_column):
+            return MAX_BYTES
+        return MAX_TEXT.get(suffix.rpartition(".")[2], MAX_TEXT[TEXT]) if self._is_text(suffix) else None
+
+    def _index_tar(self, path: Path) -> dict[str, list[Member]]:
+        """Return the files of each key, in the order of the first ones: writers differ in how they order the others."""
+        index: dict[str, list[Member]] = {}
+        for key, suffix, info in members(path):
+            limit = self._limit_of(suffix)
+            if limit is not None and info.size > limit:
+                raise DataError(f"{path}: {info.name!r:.80} has {info.size:,} bytes; .{suffix} may have {limit:,}")
+            index.setdefault(key, []).append((suffix, info.offset_data, info.size))
+        return index
+
+    def _parts_of(self, where: str, key: str, files: Mapping[str, Sequence[bytes | None]]) -> tuple[str, Row]:
+        """Return the suffix of the image of the files of one key, and the fields of their JSON and texts.
 
         Args:
             files: by suffix; of files with the same name only the first has its content.
         """
         contents, row = {suffix: several[0] for suffix, several in files.items()}, Row()
         listed = ", ".join(f".{suffix}" for suffix in files)
-        # fields of KEY.json and the text of KEY.txt are one row
-        if isinstance(record := _parse(contents.get("json")), dict):
-            row |= record
-        if TEXT in contents:
-            row[TEXT] = (contents[TEXT] or b"").decode("utf-8-sig", "surrogateescape")
+        # The fields of KEY.json and the texts are one row; a list of captions may be alone in the JSON.
+        for suffix in sorted(filter(self._is_text, contents), key=lambda suffix: not suffix.endswith(JSON)):
+            if not suffix.endswith(JSON):
+                row[suffix] = (contents[suffix] or b"").decode("utf-8-sig", "surrogateescape")
+            elif isinstance(record := _parse(contents[suffix]), dict):
+                row |= record
+            elif isinstance(record, list):
+                row[suffix] = record
         column = self.params.image_column
         images = [suffix for suffix in contents if suffix in ((column,) if column else SUFFIXES)]
+        images = images or [suffix for suffix in contents if suffix in UNSUPPORTED]
         if twice := [suffix for suffix, several in files.items() if len(several) > 1]:
             raise RecordError(f"{len(files[twice[0]])} files with the key {key} and the suffix .{twice[0]}")
         if not images or not row:
-            missing = "no caption (.txt or .json)" if images else "no image"
-            raise RecordError(f"{missing} with the key {key}; it has {listed}")
-        return contents[self._choose("image", where, images, list(contents))], row
+            missing, kind = ("no caption (.txt or .json)", "caption") if images else ("no image", "image")
+            others = [suffix for suffix in files if self._limit_of(suffix) is None]
+            option = f"; `data.{self.name}.{kind}_column` may name another suffix" if others else ""
+            raise RecordError(f"{missing} with the key {key}; it has {listed}{option}")
+        return self._choose("image", where, images, list(contents)), row
 
     def _choose(self, kind: str, where: object, candidates: Sequence[str], columns: Sequence[str]) -> str:
         """Return the column that params.yaml names, or the only candidate; a DataError names the columns."""
@@ -248,7 +370,12 @@ class _Reader:
         if len(candidates) == 1:
             return candidates[0]
         reason = f"{len(candidates)} could be: {', '.join(candidates)}" if candidates else f"it has: {listed}"
-        raise DataError(f"{where}: which column is the {kind}? {reason}; set `{option}` in params.yaml")
+        way_out = f"set `{option}` in params.yaml"
+        if kind == "image" and not candidates and (urls := [name for name in columns if "url" in name.lower()]):
+            way_out = (
+                f"`{urls[0]}` has addresses: download the images, for example with img2dataset, and name its output"
+            )
+        raise DataError(f"{where}: which column is the {kind}? {reason}; {way_out}")
 
     def _extract(self, value: Any) -> tuple[str, Path]:
         """Return id and file of an image that is inside another file."""
@@ -322,77 +449,6 @@ class _Reader:
                     about = {"number": len(self.mentions) + 1, "caption_id": caption_id, "text": text}
                     self.mentions.append(shared | about)
         return True
-
-
-class _Tar(tarfile.TarFile):
-    """A tar whose damaged headers all raise `ReadError`: tarfile raises anything, or reads in circles."""
-
-    def next(self) -> tarfile.TarInfo | None:
-        start = self.offset
-        try:
-            info = super().next()
-        except (ValueError, IndexError, ArithmeticError, MemoryError, RecursionError):
-            raise tarfile.ReadError(f"invalid header at byte {start:,}") from None
-        if info is not None and (info.size < 0 or self.offset < info.offset_data):
-            raise tarfile.ReadError(f"invalid size in the header at byte {info.offset:,}")
-        return info
-
-
-def _members(path: Path, image: str = "") -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield (key, suffix, content) of a tar's files, in order; content of files that are not read is None.
-
-    Nothing is written under a member's name. A tar with links, devices or paths that lead out of it is refused as a
-    whole: it is an attack, or not a dataset.
-
-    Args:
-        image: a suffix of images besides the usual ones.
-    """
-    # `r:` refuses compressed tars: their size is unknown before they are unpacked.
-    with _readable(path, "a tar file"), _Tar.open(path, "r:") as archive:
-        for info in archive:
-            name = PurePosixPath(info.name)
-            if info.isdir():
-                continue
-            if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():
-                raise DataError(f"{path}: {info.name!r:.80} is a link or a special file; only plain files are read")
-            if name.is_absolute() or ".." in name.parts or "\0" in info.name:
-                raise DataError(f"{path}: the path {info.name!r:.80} leads out of the tar")
-            # webdataset's rule: the key ends at the first dot of the name
-            base, _, suffix = name.name.partition(".")
-            # a hidden file, such as .DS_Store
-            if not base:
-                continue
-            suffix = suffix.lower()
-            # suffixes that are not read have no limit, and are skipped
-            limit = MAX_BYTES if suffix in SUFFIXES or (image and suffix == image) else MAX_TEXT.get(suffix)
-            if limit is not None and info.size > limit:
-                raise DataError(f"{path}: {info.name!r:.80} has {info.size:,} bytes; .{suffix} may have {limit:,}")
-            member = archive.extractfile(info) if limit is not None else None
-            yield str(name.parent / base), suffix, member.read() if member else None
-            archive.members.clear()  # type: ignore[attr-defined]  # it grows with the files
-        with path.open("rb") as file:  # tarfile takes a damaged header for the end
-            file.seek(archive.offset)
-            end = file.read(tarfile.BLOCKSIZE)
-        if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-            raise DataError(f"{path}: damaged or truncated after {archive.offset:,} bytes; get it again")
-
-
-@contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
-    """Turn errors of a damaged file into a `DataError`.
-
-    Args:
-        kind: what the file should be, for messages.
-    """
-    with path.open("rb") as file:
-        if file.read(HEAD).startswith(LFS_POINTER):
-            raise DataError(f"{path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
-    try:
-        yield
-    except (pa.ArrowException, tarfile.TarError, EOFError, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not pyarrow's
-            raise
-        raise DataError(f"{path}: not {kind}, or damaged ({first_line(error)}); get it again") from None
 
 
 def _parse(content: bytes | None) -> Any:

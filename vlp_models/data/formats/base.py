@@ -34,6 +34,10 @@ Row = dict[str, Any]
 _BYTE = re.compile(r"\\?\\udc[89a-f]")  # as `repr` shows what `surrogateescape` carries over
 # `captions.json#annotations[17]`, `dev.json:12` or `image_data.json[3]` -> the file's name.
 _FILE = re.compile(r"[#:]|(?<=\.json)\[")  # ends the name of the file in a provenance
+# Soft hyphen, zero-width space, marks of direction, byte-order mark and the like, and the choice of a symbol's look.
+# Not zero-width joiners (U+200C, U+200D), with which several scripts spell.
+_UNSEEN = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufe0e\ufe0f\ufeff]")
+_ROUNDED = re.compile(r"\d[.,]\d+E\+\d+")  # 1.23E+12
 TRUTH = "truth.jsonl"
 LINES = {"truth": TRUTH, "languages": LANGUAGES}  # rows about images that are JSON lines
 LARGE = 2**31  # numbers of pixels are below this
@@ -385,12 +389,14 @@ def get_size(record: Row) -> tuple[int | None, int | None]:
 def get_id(record: Any, key: str) -> str:
     """Return an id as text. Public files have whole numbers or strings; tables saved from pandas have 9.0 for 9."""
     value = get(record, key, (int, float, str))
-    # pandas writes a column of numbers with gaps as floats
-    if isinstance(value, float) and value.is_integer():
+    # pandas writes a column of numbers with gaps as floats, which are exact up to 2**53
+    if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
         value = int(value)
     local = "" if isinstance(value, float) else str(value)
     if not local or not is_utf8(local):
         raise RecordError(f"`{key}` is not an id: {_short(value)}")
+    if _ROUNDED.fullmatch(local):
+        raise RecordError(f"`{key}` is {local}, a number that a spreadsheet has rounded; save the column as text")
     return local
 
 
@@ -407,8 +413,11 @@ def get_text(record: Any, key: str) -> str:
 
 
 def get_sentence(record: Any, key: str) -> str:
-    """Return `get_text` with all white space, including line breaks, collapsed: COCO captions end in newlines."""
-    return " ".join(get_text(record, key).split())
+    """Return `get_text` with all white space, including line breaks, collapsed: COCO captions end in newlines.
+
+    Characters that are not shown are removed: a tokenizer drops them, so no caption could equal a reference with them.
+    """
+    return " ".join(_UNSEEN.sub("", get_text(record, key)).split())
 
 
 def is_utf8(text: str) -> bool:

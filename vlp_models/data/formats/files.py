@@ -10,6 +10,7 @@ import csv
 import difflib
 import io
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,9 +69,23 @@ def _readable(path: Path, purpose: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file ({purpose}); check the paths of this dataset in params.yaml") from None
+        raise DataError(f"{path}: no such file ({purpose}); {_explain_missing(path)}") from None
     except OSError as error:
         raise DataError(f"{explain_system_error(error)} ({purpose})") from None
+
+
+def _explain_missing(path: Path) -> str:
+    """Return the way out for a missing file: archives next to it that are still packed, or a folder with its path."""
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    names = sorted(entry.name for entry in folder.iterdir())
+    if deeper := [name for name in names if (folder / name / path.relative_to(folder)).is_file()]:
+        return f"it is in {folder / deeper[0]}: name that folder in params.yaml"
+    if packed := [name for name in names if name.endswith(PACKED)]:
+        return f"unpack {', '.join(packed[:3])} in {folder}, if it has the file"
+    return "check the paths of this dataset in params.yaml"
+
+
+PACKED = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
 def read_json(path: Path, purpose: str) -> Any:
@@ -79,8 +94,11 @@ def read_json(path: Path, purpose: str) -> Any:
     Raises:
         DataError: names the file and the position where it stops being JSON.
     """
+    text = read_text(path, purpose)
+    if not text.strip():
+        raise DataError(f"{path}: an empty file instead of {purpose}; download or write it again")
     try:
-        return json.loads(read_text(path, purpose))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); "
@@ -106,9 +124,20 @@ def read_records(path: Path, key: str, purpose: str, *, only_with: str = "") -> 
         return
     if not isinstance(document, dict) or not isinstance(document.get(key), list):
         actual = f"the keys {', '.join(map(str, document))}" if isinstance(document, dict) else type(document).__name__
+        if isinstance(document, list):
+            actual = f"list without a key; {list_command(path.name)}"
         raise DataError(f"{path}: not {purpose}: expected a list under `{key}`, found {actual}")
     for index, record in enumerate(document[key]):
         yield f"{path.name}#{key}[{index}]", record
+
+
+def list_command(name: str) -> str:
+    """Return the way out for a JSON list of image-caption records, also for one of conversations (LLaVA's)."""
+    return (
+        f"if it lists images with their captions, write JSON lines for the format pairs: `jq -c '.[]' "
+        f"{shlex.quote(name)} > pairs.jsonl`, or of conversations `jq -c '.[] | {{image, caption: "
+        f".conversations[-1].value}}' {shlex.quote(name)} > pairs.jsonl`"
+    )
 
 
 def read_lines(
@@ -148,6 +177,8 @@ def read_lines(
         yield provenance, record
     # another kind of file, not one with a few bad lines
     if bad and not good:
+        if next(open_lines(path, purpose)).startswith("["):
+            first = f"it is a JSON list: {list_command(path.name)}"
         raise DataError(f"{path}: not {purpose}: none of its {bad} lines is a JSON object; {printable(first)}")
 
 
@@ -218,7 +249,8 @@ def read_csv(
     """Yield (provenance, row) of each record: `captions.txt:12`, its first line.
 
     White space around column names is ignored, and so is the case of `needed` and `optional` ones. If there are
-    `optional` ones, other columns are added to `tables.ignored`.
+    `optional` ones, other columns are added to `tables.ignored`. A header that is repeated, as in joined files, is no
+    row.
 
     Args:
         refuse_typos: whether a column that is nearly an `optional` one is an error.
@@ -235,8 +267,13 @@ def read_csv(
         provenance = f"{path.name}:{number}"
         if not any(cell.strip() for cell in cells):
             continue
+        if not header or cells[0].strip().lower() == header[0].lower():
+            names = [standard_names.get(cell.strip().lower(), cell.strip()) for cell in cells]
+            if names == header:
+                tables.skipped["repeated header lines"] += 1
+                continue
         if not header:
-            header = [standard_names.get(cell.strip().lower(), cell.strip()) for cell in cells]
+            header = names
             # with two columns of one name, the second would win silently
             twice = [column for column, count in Counter(header).items() if column and count > 1]
             if twice:

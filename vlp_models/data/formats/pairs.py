@@ -43,7 +43,7 @@ from vlp_models.data.formats.base import (
     is_utf8,
     join_id,
 )
-from vlp_models.data.formats.files import is_hidden, open_lines, read_csv, read_lines, require_directory
+from vlp_models.data.formats.files import is_hidden, list_command, open_lines, read_csv, read_lines, require_directory
 from vlp_models.data.formats.splits import Division, check_splits, hold_out, split_held_out
 from vlp_models.data.joins import Database
 from vlp_models.data.names import FileNames
@@ -252,6 +252,8 @@ def read_image_name(record: Row, key: str = "image") -> str:
     image = get_text(record, key).strip()
     if not image or "\0" in image:
         raise RecordError(f"`{key}` is not a path: {image!r}")
+    if image.startswith(("http://", "https://")):
+        raise RecordError(f"`{key}` is an address, {image:.80}; download the images and name their files")
     return image
 
 
@@ -339,9 +341,8 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
         return read_csv(path, tables, "captions", NEEDED, OPTIONAL, delimiter=DELIMITERS[suffix])
     if suffix in JSON_LINES:
         return read_lines(path, tables, "captions", "image-caption pairs as JSON lines", (*NEEDED, *OPTIONAL))
-    raise DataError(
-        f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; save the file as one of them"
-    )
+    way_out = list_command(path.name) if suffix == ".json" else "save the file as one of them"
+    raise DataError(f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; {way_out}")
 
 
 @fills("texts", origin_of_val="name the files of val in data.{name}.texts")
