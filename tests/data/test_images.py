@@ -100,6 +100,49 @@ def test_broken_image(tmp_path: Path, name: str, rule: str, reason: str) -> None
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "a Git LFS pointer instead of the file; run `git",
+        ),
+        (b"/annex/objects/SHA256E-s9--0.jpg\n", "a git-annex pointer instead of the file; run `git annex get`"),
+        (
+            b"\n<!DOCTYPE html><html>",
+            "an HTML page instead of the file, such as a server's error or login page; get the",
+        ),
+        (b"\0\5\x16\7\0\2\0\0Mac OS X", "metadata of macOS (a `._` file) instead of the file; delete it"),
+        (b"\xff\x0a\xfa\x7f", "a JPEG XL, which is not supported; save it as one of JPEG, PNG"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000, which is not supported"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG or another XML file, which is not supported"),
+        (b"\0\0\0\x18ftypcrx ", "a video or a camera's raw file, which is not supported"),
+    ],
+)
+def test_what_is_in_the_place_of_an_image_is_named(content: bytes, reason: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        hash_image(content, LIMIT)
+    assert caught.value.rule == "image_readable" and reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 2**21)),
+        (b"iCCP", b"profile\0\0" + zlib.compress(bytes(2**21))),
+    ],
+)
+def test_a_png_with_a_large_text_or_color_profile_is_read_everywhere(tmp_path: Path, kind: bytes, data: bytes) -> None:
+    whole = photo(tmp_path / "whole.png", format="PNG").read_bytes()
+    end = len(SIGNATURE) + 25  # of IHDR
+    path = tmp_path / "large.png"
+    path.write_bytes(whole[:end] + chunk(kind, data) + whole[end:])
+    info = hash_image_file(path, LIMIT)
+    assert info.pixels == hash_image_file(tmp_path / "whole.png", LIMIT).pixels
+    assert read_image(path, 64, 48).equal(read_image(tmp_path / "whole.png", 64, 48))
+    assert open_image(str(path)).size == (64, 48)
+
+
 def test_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = photo(tmp_path / "a.png", (100, 100), "PNG")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))

@@ -99,6 +99,22 @@ def test_unrelated_photos_are_divided_as_without_the_option(tmp_path: Path) -> N
     assert tables[True].equals(tables[False])
 
 
+def test_a_placeholder_under_many_ids_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Grouped, its copies are in one split, where no rule looks for them."""
+    (tmp_path / "raw").mkdir()
+    names = [f"{number}.png" for number in range(20)]
+    for number, name in enumerate(names):
+        photo(min(number, 7)).save(tmp_path / "raw" / name)
+    (tmp_path / "raw" / "pairs.csv").write_text("\n".join(["image,caption", *(f"{name},a photo" for name in names)]))
+    workspace = Workspace(tmp_path)
+    for option in (True, False):
+        caplog.clear()
+        prepare.run(params_for(dataclasses.replace(PAIRS, group_near_duplicates=option)), workspace, "own")
+        assert "13 images are the same file, the first own/10.png; if it is a placeholder" in caplog.text
+        manifest = json.loads((workspace.interim("own") / "manifest.json").read_text())
+        assert manifest["counts"]["notes"][prepare.REPEATED] == 13
+
+
 def test_images_of_a_group_stay_in_one_split(tmp_path: Path) -> None:
     rows = [f"{n}.jpg,a photo,{'' if n % 5 == 0 else f'walk {n // 20}'}" for n in range(400)]
     (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,Group", *rows, "3.jpg,again,", "4.jpg,again,other"]))

@@ -15,9 +15,11 @@ import stat
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
+from vlp_models.common.io import HEAD, explain_stand_in
 from vlp_models.data.names import Names
+from vlp_models.errors import first_line
 
 FORMATS = {
     ".jpg": "JPEG",
@@ -27,11 +29,20 @@ FORMATS = {
     ".gif": "GIF",
     ".bmp": "BMP",
 }
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # in both byte orders; + is BigTIFF
-# bytes 4 to 12 of the file: `ftyp` and the brand, of HEIC those in ISO/IEC 23008-12
-_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-ISO_MEDIA = {b"ftyp" + brand: "a HEIC" for brand in _HEIC}
-ISO_MEDIA |= {b"ftypavif": "an AVIF", b"ftypavis": "an AVIF"}
+# How files of other formats begin. ISO media have their size first, then `ftyp` and a brand.
+OTHER_FORMATS = {
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "a TIFF"),  # in both byte orders; + is BigTIFF
+    **dict.fromkeys((b"\xff\x0a", b"\0\0\0\x0cJXL "), "a JPEG XL"),
+    **dict.fromkeys((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "a JPEG 2000"),
+    **dict.fromkeys((b"<svg", b"<?xml"), "an SVG or another XML file"),
+    b"8BPS": "a Photoshop file",
+    b"%PDF": "a PDF",
+    b"\0\0\1\0": "an icon (.ico)",
+}
+_HEIC = ("heic", "heix", "heim", "heis", "hevc", "hevx", "mif1", "mif2", "msf1")  # of ISO/IEC 23008-12
+ISO_MEDIA = dict.fromkeys(_HEIC, "a HEIC") | dict.fromkeys(("avif", "avis"), "an AVIF")
+# Pillow refuses a PNG for one text or color profile of a megabyte, which other programs show; all together may have 64.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 MAX_BYTES = 256 * 2**20
 SCAN = b"\xff\xda"  # begins a scan of a JPEG; each may go over all pixels again
 MAX_SCANS = 500  # a camera's JPEG has about ten
@@ -105,12 +116,18 @@ def check_header(image: Image.Image, max_pixels: int, limit: str) -> None:
 
 
 def _explain_unreadable(content: bytes, error: Exception) -> str:
-    """Return why Pillow cannot read a file; formats of cameras and scanners are named."""
-    unsupported = "a TIFF" if content.startswith(TIFF) else ISO_MEDIA.get(content[4:12], "")
-    if not unsupported:
-        return f"not an image: begins with {content[:8]!r} ({type(error).__name__})"
+    """Return why Pillow cannot read a file; other formats, and what is in the place of an image, are named."""
+    if reason := explain_stand_in(content[:HEAD]):
+        return reason
+    other = next((name for start, name in OTHER_FORMATS.items() if content.startswith(start)), "")
+    if content[4:8] == b"ftyp":
+        other = ISO_MEDIA.get(content[8:12].decode("latin1"), "a video or a camera's raw file")
+    if not other:
+        # Pillow's plain "cannot identify image file" has the address of the buffer in it.
+        detail = "" if isinstance(error, UnidentifiedImageError) else f"; {first_line(error)}"
+        return f"not an image, or cut short: begins with {content[:8]!r} ({type(error).__name__}{detail})"
     *formats, last = dict.fromkeys(FORMATS.values())
-    return f"{unsupported}, which is not supported; save it as one of {', '.join(formats)} or {last}"
+    return f"{other}, which is not supported; save it as one of {', '.join(formats)} or {last}"
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:

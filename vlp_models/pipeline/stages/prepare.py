@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from vlp_models.common.device import cpu_count
 from vlp_models.common.executors import Mapper
 from vlp_models.common.io import output_directory
@@ -28,6 +30,7 @@ from vlp_models.data.formats import read_source
 from vlp_models.data.formats.base import EXTRACTED, Row, Tables, remove_images, spooled
 from vlp_models.data.formats.splits import Clusters, Division, split_held_out
 from vlp_models.data.images import ImageError, is_misnamed, read_file
+from vlp_models.data.joins import Database
 from vlp_models.data.names import FileNames
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, SPLITS, TableWriter, check_split, read_batches
 from vlp_models.errors import DataError, ParamsError
@@ -39,10 +42,12 @@ logger = get_logger(__name__)
 
 RENAMED = "images whose name differs from the listing in letter case, Unicode form or slashes"
 MISNAMED = "images whose name has the suffix of another format"
+REPEATED = "images that are one file under many ids"
 TOGETHER = "images moved to the split of a near-duplicate"
 CHECKED = ".checked"  # table of the checked images, until near-duplicates are grouped
 OPTIONAL = ("group_near_duplicates", "image_column", "caption_column")  # in the manifest only if set
 EXAMPLES = 3  # of reasons in an error
+MANY = 5  # ids of one file from which it may be a placeholder
 MAX_PROCESSES = 8  # each decodes an image of up to `validate.max_image_pixels`
 
 
@@ -79,11 +84,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 mapper = cluster_mapper(params, workspace)
                 notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
             tables.close()
+            if images := tables["images"]:
+                assert isinstance(images, TableWriter)
+                notes[REPEATED] = _warn_of_placeholders(key, images.path)
             # counts and notes, for the manifest and the log
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             if tables["languages"]:
                 counts["languages"] = len(tables["languages"])
-            for note, count in tables.notes.items():
+            for note, count in (*tables.notes.items(), *tables.skipped.items()):
                 logger.info("prepare %s: %d %s", key, count, note)
             if tables.ignored:
                 logger.info("prepare %s: %s", key, tables.describe_ignored())
@@ -259,6 +267,29 @@ def _group_near_duplicates(
     tables.rows["images"] = images
     logger.info("prepare: %d %s", moved, TOGETHER)
     return moved
+
+
+def _warn_of_placeholders(key: str, images: Path) -> int:
+    """Log the first files that are an image under many ids, and return how many images all of them are.
+
+    Such a file is mostly a website's "no photo available", and its captions describe other photos.
+    """
+    query = f"""
+        SELECT count(*) AS copies, min(image_id) AS image_id FROM images
+        GROUP BY sha256 HAVING copies >= {MANY} ORDER BY image_id
+    """
+    with Database.within(images.parent) as database:
+        schema = pa.schema([(name, "string") for name in ("image_id", "sha256")])
+        database.load("images", read_batches([images], BATCH_ROWS), schema)
+        rows = [row for piece in database.stream(query) for row in piece.to_pylist()]
+    for row in rows[:EXAMPLES]:
+        logger.warning(
+            "prepare %s: %d images are the same file, the first %s; if it is a placeholder, leave their rows out",
+            key,
+            row["copies"],
+            row["image_id"],
+        )
+    return sum(row["copies"] for row in rows)
 
 
 def _read_rows(path: Path) -> Iterator[Row]:
