@@ -129,6 +129,25 @@ def test_damaged_row_is_quarantined_with_its_line(tmp_path: Path, name: str, rea
     assert notes[0]["provenance"] == "a.tsv:2"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["cut first", "whole first"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_of_several_records_of_an_image_the_intact_one_is_read(
+    tmp_path: Path, order: tuple[int, int], files: int
+) -> None:
+    """As a job that was killed and resumed leaves them, in one file or in two."""
+    whole = bottom_up("17")
+    records = [[*whole[:-1], whole[-1][:9]], whole]
+    rows = [bottom_up("9"), *(records[n] for n in order)]
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    parts = [rows] if files == 1 else [rows[:2], rows[2:]]
+    for number, part in enumerate(parts):
+        write(folder / f"{number}.tsv", *part)
+    (regions,), notes = read(open_files(folder), image("coco/17"))
+    assert notes == []
+    np.testing.assert_array_equal(regions.features, FEATURES.astype(np.float16))
+
+
 def test_file_without_readable_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no readable record.*broken base64"):
         open_files(write(tmp_path / "a.tsv", damaged()["base64"]))

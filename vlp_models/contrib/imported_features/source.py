@@ -137,9 +137,10 @@ class ImportedSource(RegionSource):
                     quarantine.append(quarantine_row(image, MISSING, f"no record named {names}", ""))
                     regions.append(self._empty())
                 else:
-                    read.add(self._file.paths[key])
                     regions.append(self._arrays(self._file.read(key)))
+                    read.add(self._file.paths[key])
             except RecordError as error:
+                read.add(self._file.paths[str(key)])
                 quarantine.append(quarantine_row(image, UNREADABLE, str(error), self._file.where(str(key))))
                 regions.append(self._empty())
             advance(1)

@@ -17,7 +17,13 @@ import numpy as np
 
 from vlp_models.common.io import HEAD, explain_not_text, stat_file
 from vlp_models.common.progress import progress_bar
-from vlp_models.contrib.imported_features.source import ImportedSource, Record, RecordError, features_path
+from vlp_models.contrib.imported_features.source import (
+    ImportedSource,
+    Record,
+    RecordError,
+    check_record,
+    features_path,
+)
 from vlp_models.errors import DataError
 from vlp_models.vision.region_source import SourceRequest
 
@@ -56,6 +62,8 @@ class TsvFile:
         self._digest = hashlib.sha256(b"tsv")
         self.paths: dict[str, Path] = {}
         self._lines: dict[str, tuple[int, int]] = {}  # id -> line number, offset
+        # further records of an id, as of a file that was resumed or joined
+        self._others: dict[str, list[tuple[Path, tuple[int, int]]]] = {}
         megabytes = sum(path.stat().st_size for path in paths) >> 20
         with progress_bar("indexing features", megabytes, "MB") as bar:
             for path in paths:
@@ -68,8 +76,10 @@ class TsvFile:
                 self._digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
                 for number, offset, line in _tsv_lines(path):
                     key = line.split(b"\t", 1)[0].decode("utf-8", "replace")
-                    if key not in self.paths:  # the first record of an id counts
+                    if key not in self.paths:
                         self.paths[key], self._lines[key] = path, (number, offset)
+                    else:
+                        self._others.setdefault(key, []).append((path, (number, offset)))
                     self._digest.update(line)
                     bar.advance(by=(offset >> 20) - indexed)
                     indexed = offset >> 20
@@ -81,16 +91,33 @@ class TsvFile:
         return f"{self.paths[key].name}:{self._lines[key][0]}"
 
     def read(self, key: str) -> Record:
-        with self.paths[key].open("rb") as file:
-            file.seek(self._lines[key][1])
+        """Return the first record of an id that is intact; raises the error of the first if none is."""
+        error: RecordError | None = None
+        first = self.paths[key], self._lines[key]
+        for path, line in (first, *self._others.get(key, ())):
+            try:
+                record = self._read_line(path, *line)
+            except RecordError as problem:
+                error = error or problem
+            else:
+                # The next read, and messages, begin with it.
+                self.paths[key], self._lines[key] = path, line
+                return record
+        assert error is not None
+        raise error
+
+    def _read_line(self, path: Path, number: int, offset: int) -> Record:
+        with path.open("rb") as file:
+            file.seek(offset)
             line = file.readline(MAX_LINE)
+        where = f"{path.name}:{number}"
         try:
-            return _parse_tsv_line(line.decode("ascii").rstrip("\r\n").split("\t"))
+            return check_record(_parse_tsv_line(line.decode("ascii").rstrip("\r\n").split("\t")))
         except UnicodeDecodeError as error:
             reason = f"byte {error.start + 1} of the line is not ASCII; the file is damaged or not a features TSV"
-            raise RecordError(f"{self.where(key)}: {reason}") from None
+            raise RecordError(f"{where}: {reason}") from None
         except RecordError as error:
-            raise RecordError(f"{self.where(key)}: {error}") from None
+            raise RecordError(f"{where}: {error}") from None
 
 
 def _tsv_lines(path: Path) -> Iterable[tuple[int, int, bytes]]:
