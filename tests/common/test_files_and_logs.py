@@ -190,6 +190,45 @@ def test_log_lines_go_to_stderr_and_warnings_are_marked(capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "one\nwarning: two\n")
 
 
+TRAINING = """
+import subprocess, sys, time
+from pathlib import Path
+from vlp_models.common import progress
+from vlp_models.common.log import configure_logging, get_logger, steady_output
+configure_logging()
+steady_output()
+progress.FIRST_LINE = 0
+while not Path("reader is gone").exists():
+    time.sleep(0.01)
+with progress.progress_bar("training", 3, "updates") as bar:
+    for step in range(3):
+        print("step", step, "\N{SNOWMAN}", flush=True)
+        get_logger("test").warning("a warning")
+        bar.advance()
+print("buffered")
+subprocess.run(["sh", "-c", "echo from a child; echo from a child >&2"], check=True)
+Path("ended").touch()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log", ["pipe", "terminal", "/dev/full"])
+def test_nobody_needs_to_read_the_log_of_a_training(log: str, tmp_path: Path) -> None:
+    if log == "/dev/full":
+        reader, writer = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY)
+    else:
+        reader, writer = os.pipe() if log == "pipe" else os.openpty()
+    env = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[2])}
+    training = [sys.executable, "-c", TRAINING]
+    with subprocess.Popen(
+        training, cwd=tmp_path, env=env, stdout=writer, stderr=writer, start_new_session=True
+    ) as process:
+        os.close(writer)
+        os.close(reader)
+        (tmp_path / "reader is gone").touch()
+    assert process.returncode == 0 and (tmp_path / "ended").exists()
+
+
 def test_progress_is_a_line_now_and_then_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

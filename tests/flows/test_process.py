@@ -16,6 +16,7 @@ from vlp_models.cli.pipeline import run_lock
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import BusyError
 from vlp_models.flows.process import (
+    Killed,
     PathLocked,
     Preempted,
     StageFailed,
@@ -122,6 +123,9 @@ def test_trainer_that_ignores_the_interrupt_is_killed_after_the_grace_period(tmp
         ("import sys; sys.exit('vlp: another `vlp run` (pid 7) is using this workspace; wait')", PathLocked),
         ("import sys; sys.exit('MLflow at http://mlflow: Max retries exceeded with url')", Unreachable),
         ("import sys; sys.exit('ERROR: failed to run: vlp stage register, exited with 69')", Unreachable),
+        ("import os; os.kill(os.getpid(), 9)", Killed),
+        ("import os; os.kill(os.getppid(), 9)", Killed),  # the supervisor
+        ("import sys; sys.exit('ERROR: failed to run: vlp stage pretrain, exited with -9')", Killed),
         ("import sys; sys.exit('disk on fire')", StageFailed),
     ],
 )

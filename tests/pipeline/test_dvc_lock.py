@@ -256,18 +256,25 @@ def test_unrecorded_result_is_restored_unless_its_record_is_damaged(
     assert restore_unrecorded_result(workspace, work, "tokenizer") == output.exists() == (record is None)
 
 
-def test_a_result_of_other_code_is_not_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_result_belongs_to_the_code_that_made_it(
+    undone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The work directory of `features` and `shards` is the same for other code: their chunks stay valid."""
+    """The code is edited while the stage runs. The work directory is the same for other code: chunks stay valid."""
     monkeypatch.setenv("DVC_STAGE", "shards")
     workspace = Workspace(tmp_path)
     work, output = workspace.work("shards", "0123"), tmp_path / "shard.tar"
-    output.touch()
-    save_unrecorded_result(workspace, work, "shards", [output])
-    monkeypatch.setattr(unrecorded_results, "code_hash", lambda modules: "other")
+    unrecorded_results.hash_code.cache_clear()  # a process of its own
     assert not restore_unrecorded_result(workspace, work, "shards")
-    assert f"not used, made by other code: the result in {work}" in caplog.text
+    output.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(unrecorded_results, "code_hash", lambda modules: "edited")
+        save_unrecorded_result(workspace, work, "shards", [output])
+        if undone:
+            patch.undo()
+        unrecorded_results.hash_code.cache_clear()
+        assert restore_unrecorded_result(workspace, work, "shards") == undone
+    assert undone or f"not used, made by other code: the result in {work}" in caplog.text
 
 
 def test_old_work_of_other_inputs_is_removed(tmp_path: Path) -> None:

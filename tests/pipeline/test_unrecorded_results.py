@@ -1,18 +1,21 @@
-"""A stage has finished, and its result is not in dvc.lock yet: every process is killed there, params.yaml is edited.
+"""A stage has finished, and its result is not in dvc.lock yet: every order of edits, their undoing and kills.
 
-The stage is a stand-in for a training, of one second; DVC, the supervisor and the code of flows and stages are real.
-tests/faults/test_faults.py has a real training.
+A model predicts the outcome of each order. The stage is a stand-in for a training, of one second; DVC, the supervisor
+and the code of flows and stages are real. tests/faults/test_faults.py has a real training.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,19 +23,16 @@ from cloned_project import init_dvc
 
 ROOT = Path(__file__).parents[2]
 STAGE = "pretrain@tden"
-TRAINER = """
-import os, signal, sys, time
+# In the order in which a run reaches them: the trainer, from the third one on DVC.
+MOMENTS = ("during", "saved", "ended", "params read", "cached", "before dvc.lock", "after dvc.lock")
+ACTIONS = """
+import os, re, time
 from pathlib import Path
 import psutil
-from vlp_models.common.log import configure_logging
-from vlp_models.common.workspace import Workspace, fingerprint
-from vlp_models.pipeline.dvc.consistency import unchanged_inputs
-from vlp_models.pipeline.guard import guarded
-from vlp_models.pipeline.unrecorded_results import restore_unrecorded_result, save_unrecorded_result
 
-def edit(epochs):
+def edit(pattern, text):
     params = Path("params.yaml")
-    params.write_text(params.read_text().replace("max_epochs: 102", f"max_epochs: {epochs}"))
+    params.write_text(re.sub(pattern, text, params.read_text()))
 
 def kill(*names):
     own = psutil.Process()
@@ -43,10 +43,19 @@ def kill(*names):
 
 def reach(moment):
     code = Path(moment)
-    if code.exists():
+    if code.is_file():
         text = code.read_text()
         code.unlink()
         exec(text)
+"""
+TRAINER = """
+from pathlib import Path
+from actions import reach
+from vlp_models.common.log import configure_logging
+from vlp_models.common.workspace import Workspace, fingerprint
+from vlp_models.pipeline.dvc.consistency import unchanged_inputs
+from vlp_models.pipeline.guard import guarded
+from vlp_models.pipeline.unrecorded_results import restore_unrecorded_result, save_unrecorded_result
 
 configure_logging()
 workspace = Workspace(Path.cwd())
@@ -72,46 +81,75 @@ process.REPRO = [sys.executable, "dvc_repro.py"]
 repair(Path.cwd())
 process.repro(Path.cwd(), ["pretrain@tden"], print)
 """
-# `vlp_models.pipeline.dvc.repro`, killed at the moment in the file `dies`: before or after a method of DVC.
+# `vlp_models.pipeline.dvc.repro`, with the later moments: before or after a method of DVC.
 DVC = """
-import os, signal
-from pathlib import Path
+from actions import reach
 from dvc import dvcfile, stage
 from vlp_models.pipeline.dvc import repro
 
-def die(owner, name, after):
+def watch(owner, name, before, after):
     method = getattr(owner, name)
-    def dying(*arguments, **options):
-        result = method(*arguments, **options) if after else None
-        os.kill(os.getpid(), signal.SIGKILL)
+    def watched(*arguments, **options):
+        reach(before)
+        result = method(*arguments, **options)
+        reach(after)
         return result
-    setattr(owner, name, dying)
+    setattr(owner, name, watched)
 
-MOMENTS = {
-    "before it hashes the result": (stage.Stage, "save_outs", False),
-    "after it has cached the result": (stage.Stage, "commit", True),
-    "after it has written dvc.lock": (dvcfile.ProjectFile, "_dump_lockfile", True),
-}
-if Path("dies").exists():
-    moment = Path("dies").read_text()
-    Path("dies").unlink()
-    die(*MOMENTS[moment])
+watch(stage.Stage, "save_outs", "params read", "")
+watch(stage.Stage, "commit", "", "cached")
+watch(dvcfile.ProjectFile, "_dump_lockfile", "before dvc.lock", "after dvc.lock")
 raise SystemExit(repro.main())
 """
-# What is killed, and when -> file, content. The trainer executes `saved` and `ended` at these moments.
-ALL = "kill('flow.py', 'supervise', 'dvc_repro.py', 'trainer.py')"
-KILLED = {
-    "stage, after its result is saved": ("saved", "kill('trainer.py')"),
-    "dvc, before the stage's check": ("saved", "kill('dvc_repro.py')"),
-    "command, before the stage's check": ("saved", "kill('flow.py')"),
-    "all, before the stage's check": ("saved", ALL),
-    "dvc, when the stage ends": ("ended", "kill('dvc_repro.py')"),
-    "command, when the stage ends": ("ended", "kill('flow.py')"),
-    "all, when the stage ends": ("ended", ALL),
-    "dvc, before it hashes the result": ("dies", "before it hashes the result"),
-    "dvc, after it has cached the result": ("dies", "after it has cached the result"),
-    "dvc, after it has written dvc.lock": ("dies", "after it has written dvc.lock"),
+# What happens at a moment: `edit` changes a param of the stage, `other` one of another stage.
+EVENTS = {
+    "edit": "edit('max_epochs: 10[0-9]', 'max_epochs: 103')",
+    "undo": "edit('max_epochs: 10[0-9]', 'max_epochs: 102')",
+    "other": "edit('wait_minutes: .*', 'wait_minutes: 1')",
+    "stage killed": "kill('trainer.py')",
+    "dvc killed": "kill('dvc_repro.py')",
+    "command killed": "kill('flow.py')",
+    "all killed": "kill('flow.py', 'supervise', 'dvc_repro.py', 'trainer.py')",
+    "dvc killed in dvc.lock": "Path('dvc.lock').write_text(''); kill('dvc_repro.py')",
 }
+Order = tuple[tuple[str, str], ...]  # of (event, moment)
+
+
+def predict(order: Order) -> str:
+    """Return how a run with these events ends: killed, edited (the stage is not recorded) or recorded."""
+    happens, is_edited = {moment: event for event, moment in order}, False
+    for moment in MOMENTS:
+        event = happens.get(moment, "")
+        if "killed" in event:
+            return "recorded, killed" if moment == "after dvc.lock" else "killed"
+        is_edited = event == "edit" or (is_edited and event != "undo")
+        # The stage compares when it ends, DVC when it has read params.yaml.
+        if is_edited and moment in ("saved", "ended"):
+            return "edited"
+    return "recorded"
+
+
+def make_orders() -> Iterator[Any]:
+    """Yield single events, and for `make test-long` also others and pairs."""
+    for moment in MOMENTS[1:]:
+        by_trainer = moment in ("saved", "ended")
+        for event in EVENTS:
+            impossible = {
+                "undo": True,
+                "stage killed": moment != "saved",  # it has ended
+                "command killed": not by_trainer,  # DVC goes on for a while
+                "dvc killed in dvc.lock": moment != "before dvc.lock",
+            }
+            if not impossible.get(event):
+                yield make_order((event, moment), is_long=event == "other" and not by_trainer)
+    for first, second in itertools.combinations(MOMENTS, 2):
+        for event, then in (("edit", "undo"), ("edit", "all killed"), ("other", "dvc killed")):
+            yield make_order((event, first), (then, second), is_long=True)
+
+
+def make_order(*order: tuple[str, str], is_long: bool) -> Any:
+    marks = [pytest.mark.pipeline, *([pytest.mark.long] if is_long else [])]
+    return pytest.param(order, id=", ".join(f"{event}: {moment}" for event, moment in order), marks=marks)
 
 
 class Project:
@@ -127,7 +165,7 @@ class Project:
         (folder / "dvc.yaml").write_text(
             yaml.safe_dump({"stages": {"pretrain": {"foreach": {"tden": {}}, "do": stage}}})
         )
-        for name, code in (("trainer", TRAINER), ("flow", FLOW), ("dvc_repro", DVC)):
+        for name, code in (("actions", ACTIONS), ("trainer", TRAINER), ("flow", FLOW), ("dvc_repro", DVC)):
             (folder / f"{name}.py").write_text(code)
         site = {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site")}
         self.env = {**os.environ, **site, "PYTHONPATH": str(ROOT), "VLP_GRACE": "5"}
@@ -140,11 +178,9 @@ class Project:
         done = subprocess.run(flow, cwd=self.folder, env=self.env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
         return done.returncode, done.stdout
 
-    def set_epochs(self, before: int, after: int) -> None:
+    def set_epochs(self, epochs: int) -> None:
         params = self.folder / "params.yaml"
-        text = params.read_text()
-        assert text.count(f"max_epochs: {before}\n") == 1
-        params.write_text(text.replace(f"max_epochs: {before}\n", f"max_epochs: {after}\n"))
+        params.write_text(re.sub(r"max_epochs: 10\d\n", f"max_epochs: {epochs}\n", params.read_text()))
 
     @property
     def trained(self) -> list[int]:
@@ -169,51 +205,32 @@ def project(built: Project) -> Iterator[Project]:
     """The project after a change of its params: the next run is the first with 102 epochs."""
     backup = built.folder.with_name("backup")
     shutil.copytree(built.folder, backup, symlinks=True)
-    built.set_epochs(101, 102)
+    built.set_epochs(102)
     yield built
     shutil.rmtree(built.folder)
     backup.rename(built.folder)
 
 
-def interrupt(project: Project, moment: str, code: str) -> str:
-    """Run with what happens at a moment; return the output."""
-    (project.folder / moment).write_text(code)
-    returned, output = project.run()
-    assert returned != 0, output
-    return output
-
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize("killed", KILLED)
-def test_a_finished_result_is_restored_after_a_kill(project: Project, killed: str) -> None:
-    output = interrupt(project, *KILLED[killed])
-    assert "was edited" not in output
-    recorded = "written dvc.lock" in killed
-    assert project.recorded_epochs() == (102 if recorded else 101)
+@pytest.mark.parametrize("order", make_orders())
+def test_a_finished_training_is_never_thrown_away(project: Project, order: Order) -> None:
+    for event, moment in order:
+        (project.folder / moment).write_text(EVENTS[event])
     code, output = project.run()
-    assert code == 0 and project.trained == [101, 102] and project.recorded_epochs() == 102, output
-    assert recorded or "restored the result of a finished run" in output or "is cached - skipping run" in output
-    assert "was edited" not in output
+    outcome = predict(order)
+    assert (code == 0) == (outcome == "recorded"), output
+    # The message of an edit appears if, and only if, the edit is why nothing is recorded.
+    assert ("`pretrain.tden` was edited" in output and "its result is not recorded" in output) == (outcome == "edited")
+    if "dvc.lock" not in order[-1][0]:
+        assert project.recorded_epochs() == (102 if "recorded" in outcome else 101)
 
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize(
-    ("moment", "code"),
-    [("during", "edit(103)"), ("saved", "edit(103)"), ("ended", "edit(103)"), ("ended", ALL)],
-    ids=["during the training", "after the result is saved", "after the stage's check", "after a kill"],
-)
-def test_a_finished_result_is_kept_if_params_are_edited(project: Project, moment: str, code: str) -> None:
-    output = interrupt(project, moment, code)
-    assert project.recorded_epochs() == 101
-    if code == ALL:
-        project.set_epochs(102, 103)
-    else:
-        assert "`pretrain.tden` was edited" in output and "its result is not recorded" in output
-    for epochs in (103, 102):  # 102: the edit is undone
-        returned, output = project.run()
-        assert returned == 0 and project.trained == [101, 102, 103] and project.recorded_epochs() == epochs, output
-        assert "was edited" not in output
-        reason = "not used, made with other params or inputs" if epochs == 103 else "restored the result"
-        assert reason in output
-        if epochs == 103:
-            project.set_epochs(103, 102)
+    # With the edit, another training; without it, this one.
+    is_edited = "max_epochs: 103\n" in (project.folder / "params.yaml").read_text()
+    for epochs in [103, 102] if is_edited else [102]:
+        for moment in MOMENTS:  # events that this run has not reached
+            (project.folder / moment).unlink(missing_ok=True)
+        project.set_epochs(epochs)
+        code, output = project.run()
+        assert code == 0 and project.recorded_epochs() == epochs and "was edited" not in output, output
+        if epochs == 103 and "recorded" not in outcome:
+            assert "not used, made with other params or inputs" in output
+    assert project.trained == [101, 102, *([103] if is_edited else [])]

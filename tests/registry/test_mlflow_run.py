@@ -11,20 +11,32 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+import yaml
 
+from vlp_models.common.lock import find_holder
 from vlp_models.errors import Preempted
-from vlp_models.params import TrackingParams
+from vlp_models.params import TrackingParams, load_params, to_plain
 from vlp_models.registry import curve_loggers, mlflow_run
 from vlp_models.registry.client import connect
 from vlp_models.registry.curve_loggers import log_curves
-from vlp_models.registry.mlflow_run import RECORD, STATE, MLflowRun, send_unsent, unsent_directory, unsent_runs
+from vlp_models.registry.mlflow_run import (
+    RECORD,
+    STATE,
+    MLflowRun,
+    end_dead_runs,
+    send_unsent,
+    unsent_directory,
+    unsent_runs,
+)
 from vlp_models.training.log import LOG
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("no_tracking_uri")
 
 
@@ -116,6 +128,52 @@ def test_a_run_deleted_in_mlflow_is_sent_again_and_blocks_no_other(
 
 def away(*_: object) -> None:
     raise ConnectionError("nobody answers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state_is_lost", [False, True], ids=["", "killed before MLflow's answer"])
+def test_a_killed_training_is_not_shown_as_running(
+    state_is_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = to_plain(load_params(ROOT / "params.yaml")) | {"tracking": asdict(make_params())}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    work, lock = tmp_path / ".work" / "pretrain-toy" / "0123", tmp_path / ".work" / "locks" / "pretrain-toy.lock"
+    for folder in (work, lock.parent):
+        folder.mkdir(parents=True)
+    append(work / LOG, 1, 2)
+    client = connect(make_params(), tmp_path)
+    experiment = client.get_experiment_by_name("toy").experiment_id
+
+    def status() -> str:
+        (run,) = client.search_runs([experiment])
+        return str(run.info.status)
+
+    # The stage's lock is what its process holds as long as it lives.
+    with subprocess.Popen(["flock", "--no-fork", lock, "sleep", "60"]) as stage:
+        while not find_holder(lock):
+            time.sleep(0.01)
+        make_run(tmp_path, work=work).sync(work / LOG)
+        end_dead_runs(tmp_path)
+        assert status() == "RUNNING"
+        stage.kill()
+    if state_is_lost:
+        state = json.loads((work / STATE).read_text())
+        (work / STATE).write_text(json.dumps(state | {"run_id": "", "step": 0}))
+    last_written = int((work / STATE).stat().st_mtime * 1000)
+    end_dead_runs(tmp_path)
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "KILLED" and run.info.end_time == last_written
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_run, "connect", None)  # MLflow is not asked again
+        end_dead_runs(tmp_path)
+
+    resumed = make_run(tmp_path, work=work)
+    append(work / LOG, 3)
+    resumed.sync(work / LOG)
+    assert status() == "RUNNING"
+    assert resumed.close(work / LOG, "FINISHED") and status() == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [metric.step for metric in history] == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ Every command reads params.yaml in the current directory. Commands import what t
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from vlp_models.cli import (
     status,
 )
 from vlp_models.common.device import container_cpus, cpu_count
-from vlp_models.common.log import configure_logging
+from vlp_models.common.log import configure_logging, steady_output
 from vlp_models.common.packages import PIPELINE, explain_missing_module, own_version
 from vlp_models.common.plugins import contrib_folders
 from vlp_models.common.progress import announced
@@ -135,10 +134,7 @@ def main() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
     configure_logging()
     set_user_name()
-    # Without it, a file name that the encoding lacks would end the command with a UnicodeEncodeError.
-    for stream in (sys.stdout, sys.stderr):  # print what the terminal's encoding lacks as \uNNNN
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    steady_output()
     try:
         app()
     except VLPError as error:

@@ -100,10 +100,12 @@ def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_t
     """Run `dvc repro`, then bring MLflow up to date: metrics that it missed, versions that it lost. Return the code."""
     from vlp_models.common.workspace import timing_file
     from vlp_models.pipeline.dvc.repro import REPRO
+    from vlp_models.registry.mlflow_run import end_dead_runs, send_unsent
     from vlp_models.registry.receipts import find_lost_versions
 
     # VLP_GRACE: seconds that a training has to save: large models need time, and no scheduler kills it first.
     environment = {"VLP_GRACE": "600", **command_environment()}
+    end_dead_runs(workspace.root)  # a training that resumes continues its run
     code = 0
     if not targets:
         # What was trained in parallel is up to date for the `dvc repro` after it.
@@ -117,10 +119,8 @@ def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_t
             file=sys.stderr,
         )
     # Metrics of runs that ended while MLflow was down are still in .work/mlflow.
-    if any((workspace.root / ".work" / "mlflow").glob("[!.]*")):
-        from vlp_models.registry.mlflow_run import send_unsent
-
-        send_unsent(params.tracking, workspace.root)
+    send_unsent(params.tracking, workspace.root)
+    end_dead_runs(workspace.root)
     if code or (targets and "register" not in targets):
         return code
     # MLflow takes seconds to import, so it is not asked about versions that this run has registered itself. A stage

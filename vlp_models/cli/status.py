@@ -16,6 +16,7 @@ from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
 from vlp_models.pipeline.dvc.stale import read_stale
+from vlp_models.registry.mlflow_run import end_dead_runs
 from vlp_models.registry.receipts import Receipt, find_challenger, find_lost_versions, read_registered, read_value
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def status(root: Path, *, ask_mlflow: bool = False) -> Status:
     if not (root / "params.yaml").exists():
         raise DataError(f"{root}: no params.yaml here; run this in a project's folder (`vlp init` makes one)")
     result = Status()
+    end_dead_runs(root)
     _collect_running(root, result)
     for label, target in STATUS_LINES.items():
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from vlp_models.common.redaction import redact
 from vlp_models.errors import plain_text
@@ -37,6 +40,47 @@ def announce_stop(text: str) -> None:
     # Not print: a second call within an unfinished one raises a RuntimeError (reentrant call).
     with suppress(OSError):
         os.write(2, f"{text}\n".encode())
+
+
+class SteadyStream:
+    """A text stream that no longer raises once its reader is gone, its terminal closed or its disk full.
+
+    A training must not stop because nobody reads its log: from then on, everything is dropped.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._steady():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._steady():
+            self._stream.flush()
+
+    @contextmanager
+    def _steady(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            # Also for the rest of the buffer, which Python flushes at exit, and for processes started later.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def steady_output() -> None:
+    """Let stdout and stderr take any character, as \\uNNNN where the encoding lacks it, and outlive their reader."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, SteadyStream(stream))
 
 
 class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]

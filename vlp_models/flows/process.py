@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -28,16 +29,18 @@ from vlp_models.pipeline.dvc.consistency import clear_records
 from vlp_models.pipeline.dvc.dvc_yaml import is_generated
 from vlp_models.pipeline.dvc.repro import REPRO
 from vlp_models.pipeline.dvc.stale import read_stale
+from vlp_models.registry.mlflow_run import end_dead_runs
 
 Log = Callable[[str], None]
 UNAVAILABLE = os.EX_UNAVAILABLE  # MLflow does not respond to a stage that requires it
 PREEMPTED = 75  # exit code of a trainer that was asked to stop and has saved its state
+KILLED = {-signal.SIGKILL, 128 + signal.SIGKILL}  # exit codes as Python and as shells report it
 BUSY = ("is busy", "Unable to acquire lock", "is using this workspace")  # two messages of DVC's, and file_lock's
 MIN_FREE_DISK = 16 * 2**20  # bytes
 TAIL = 20  # output lines quoted in errors
 OUTPUT = ("part-", ".log")  # prefix and suffix of the file in .work with a running command's output
 TERMINATION_SECONDS = 28  # a canceled flow has 30
-_EXIT_CODE = re.compile(r"exited with (\d+)")
+_EXIT_CODE = re.compile(r"exited with (-?\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONNECTION = re.compile(
     r"connection (refused|reset|aborted|timed out)|connectionerror|max retries exceeded|read timed out"
@@ -58,6 +61,10 @@ class Preempted(StageFailed):
     """A trainer was asked to stop and has saved its state."""
 
 
+class Killed(StageFailed):
+    """A process of the command was killed, for example for lack of memory; a trainer resumes from its checkpoint."""
+
+
 class Unreachable(StageFailed):
     """A server (MLflow, a remote) did not respond."""
 
@@ -70,7 +77,7 @@ class WorkspaceInUse(RuntimeError):
     """Another flow, or `vlp run`, is using this workspace; the message names it."""
 
 
-WORTH_A_RETRY = (PathLocked, Preempted, Unreachable)
+WORTH_A_RETRY = (PathLocked, Preempted, Killed, Unreachable)
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> Iterator[int
 
     The supervisor of a running command inherits the descriptor, so that a flow that is killed keeps the next one out
     until its trainer has saved its state. So the output files that are here at the start are left by killed flows;
-    delete them.
+    delete them. MLflow's runs of killed trainings are ended before and after.
 
     Args:
         name: name of the flow, for the message of another one.
@@ -128,7 +135,11 @@ def hold_workspace(root: Path, name: str, wait: float, log: Log) -> Iterator[int
         # The lock is held, so no command of a live flow writes these files.
         for output in lock.parent.glob("*".join(OUTPUT)):
             output.unlink(missing_ok=True)
-        yield descriptor
+        end_dead_runs(root)
+        try:
+            yield descriptor
+        finally:
+            end_dead_runs(root)
 
 
 def run_supervised(
@@ -151,7 +162,7 @@ def run_supervised(
             process is killed.
 
     Raises:
-        PathLocked, Preempted, Unreachable: worth a retry.
+        PathLocked, Preempted, Killed, Unreachable: worth a retry.
         TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
@@ -234,6 +245,8 @@ def _explain_failure(name: str, code: int, lines: list[str], root: Path) -> Stag
         kind = PathLocked
     elif PREEMPTED in codes:
         kind = Preempted
+    elif codes & KILLED:
+        kind = Killed
     elif UNAVAILABLE in codes or _CONNECTION.search(text):
         kind = Unreachable
     return kind(f"{name} exited with code {code}:\n{text}")

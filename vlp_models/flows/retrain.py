@@ -14,7 +14,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from vlp_models.common.log import configure_logging
+from vlp_models.common.log import configure_logging, steady_output
 from vlp_models.errors import VLPError, explain_system_error
 from vlp_models.flows.parts import retrain_parts
 from vlp_models.flows.pipeline import log_to_terminal, run_without_server
@@ -40,6 +40,7 @@ def main() -> int:
     if sys.argv[1:]:
         sys.exit("usage: python -m flows.retrain    (in the project's root; no server is needed)")
     configure_logging()
+    steady_output()
     # As Ctrl+C: the trainer below saves its state, and the webhook gets a notification.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -10,6 +10,7 @@ A finished stage also deletes what runs with other inputs that ended weeks ago h
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import time
@@ -50,7 +51,7 @@ def save_unrecorded_result(workspace: Workspace, work: Path, stage: str, outputs
             shutil.copytree(output, target, copy_function=link_or_copy)
         else:
             link_or_copy(output, target)
-    write_json(work / RECORD, {"files": files, "code": _hash_code(stage)})
+    write_json(work / RECORD, {"files": files, "code": hash_code(stage)})
 
 
 def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> bool:
@@ -60,6 +61,7 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     """
     if not recorded_by_dvc():
         return False
+    code_now = hash_code(stage)
     if not (work / RECORD).exists():
         if is_main_process() and any(work.parent.glob(f"*/{RECORD}")):
             logger.info("%s: not used, made with other params or inputs: the results in %s", stage, work.parent)
@@ -72,7 +74,7 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     saved = {name: work / FINISHED / name for name in files}
     # hashed again: a link shares its content with a file that may have been changed since
     intact = all(path.exists() and hash_path(path) == files[name] for name, path in saved.items())
-    if not intact or code != _hash_code(stage):
+    if not intact or code != code_now:
         if is_main_process():
             reason = "made by other code" if intact and code else "damaged"
             logger.info("%s: not used, %s: the result in %s", stage, reason, work)
@@ -120,5 +122,7 @@ def remove_outdated_work(work: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _hash_code(stage: str) -> str:
+@functools.cache
+def hash_code(stage: str) -> str:
+    """Return the hash of the code that this process has loaded: of the first call, since files may be edited later."""
     return code_hash([f"vlp_models.pipeline.stages.{stage.partition('@')[0]}"])

@@ -4,6 +4,8 @@ While MLflow is away, training continues (curve_loggers.py). Missing lines are s
 training resumes, or, if the run has ended by then, from .work/mlflow/KEY by the next training, `vlp run` or `vlp stage
 register`. Every step is logged once: metrics carry the time at which their line was written, and MLflow drops what it
 already has.
+
+A process that is killed cannot end its run: `end_dead_runs` does so for those whose stage runs no more.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import BusyError, TrackingError, first_line
-from vlp_models.params import TrackingParams
+from vlp_models.params import TrackingParams, load_params
 from vlp_models.registry.client import NOT_FOUND_CODES, connect, is_away, tracking_uri
 from vlp_models.registry.curve_loggers import NOT_METRICS, CurveLogger, Status, flatten_params
 from vlp_models.training.log import LOG
@@ -33,10 +36,11 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # In the training's work directory: {"uri", "key": finds a run whose creation was never confirmed, "began": ms,
-# "run_id", "params": whether they are logged, "step": the last one sent}
+# "run_id", "params": whether they are logged, "step": the last one sent, "status": of the run}
 STATE = "mlflow.json"
 RECORD = "run.json"  # in .work/mlflow/KEY, next to the log: what is needed to send the rest of a finished run
 KEY_TAG = "vlp.run_key"  # tag of an MLflow run
+RUNNING = "RUNNING"
 METRICS_PER_REQUEST = 900  # MLflow accepts 1,000
 PARAMS_PER_REQUEST = 100
 MAX_DIGEST = 36  # MLflow's limit, in characters
@@ -165,6 +169,11 @@ class MLflowRun(CurveLogger):
 
     def _finish(self, status: Status, ended: int | None) -> None:
         self._connect().set_terminated(self._state["run_id"], status, end_time=ended)
+        self._set_status(status)
+
+    def _set_status(self, status: str) -> None:
+        self._state["status"] = status
+        self._save_state()
 
     def _connect(self) -> MlflowClient:
         """Return a client, with the run created or continued and its params logged."""
@@ -174,6 +183,7 @@ class MLflowRun(CurveLogger):
         for key, value in TIMEOUTS.items():
             os.environ.setdefault(key, value)
         client = connect(self.params, self.root)
+        self._set_status(RUNNING)  # before MLflow has it: a kill in between leaves a run that is looked at for nothing
         if self._state["run_id"] and not self._reopen(client):  # deleted since: a new run gets everything
             self._state |= {"run_id": "", "params": False, "step": 0}
             self._save_state()
@@ -192,6 +202,7 @@ class MLflowRun(CurveLogger):
             runs = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{self.key}'")
             if runs:
                 run = runs[0]
+                client.update_run(run.info.run_id, status=RUNNING)  # as killed, it may have been ended
             else:
                 tags = {**self._tags, KEY_TAG: self.key}
                 run = client.create_run(experiment.experiment_id, self._state["began"], tags, run_name=self.title)
@@ -216,7 +227,7 @@ class MLflowRun(CurveLogger):
         from mlflow.exceptions import MlflowException
 
         try:
-            client.update_run(self._state["run_id"], status="RUNNING")
+            client.update_run(self._state["run_id"], status=RUNNING)
         except MlflowException as error:
             if error.error_code not in NOT_FOUND_CODES:
                 raise
@@ -273,6 +284,45 @@ def send_unsent(params: TrackingParams, root: Path) -> int:
     except BusyError:  # another process is sending them
         pass
     return len(unsent_runs(root))
+
+
+def end_dead_runs(root: Path) -> None:
+    """End the MLflow runs whose process was killed, as KILLED when it last wrote. Never raises because of MLflow.
+
+    A resumed training continues its run. Examined are .work/STAGE/*/mlflow.json, of trainings and of `register`.
+    MLflow, which takes seconds to import, is only asked about those that may still be shown as running.
+    """
+    states = {file: read_json_or_none(file) for file in sorted((root / ".work").glob(f"*/*/{STATE}"))}
+    may_run = [
+        file
+        for file, state in states.items()
+        if file.parents[1] != unsent_directory(root)  # ended: `send_unsent`
+        and isinstance(state, dict)
+        and state.get("key")
+        and state.get("status", RUNNING) == RUNNING
+    ]
+    client: MlflowClient | None = None
+    for file in may_run:
+        # Held until MLflow has answered, so that the stage does not continue the run at this moment.
+        stage_lock = root / ".work" / "locks" / f"{file.parents[1].name}.lock"
+        try:
+            with file_lock(stage_lock, "check of ended stages"):
+                params, state = load_params(root / "params.yaml").tracking, states[file]
+                if not params.uri or state["uri"] != redact(tracking_uri(params, root)):  # another server's
+                    continue
+                client = client or connect(params, root)
+                experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+                query = f"tags.`{state.get('tag', KEY_TAG)}` = '{state['key']}' and attributes.status = '{RUNNING}'"
+                for run in client.search_runs(experiments, query):
+                    written = max(path.stat().st_mtime for path in (file, file.with_name(LOG)) if path.exists())
+                    client.set_terminated(run.info.run_id, "KILLED", end_time=int(written * 1000))
+                    logger.info("MLflow: ended the run of %s, which was killed", run.info.run_name)
+                write_json(file, state | {"status": "KILLED"})
+        except BusyError:  # it is running
+            continue
+        except Exception as error:  # whatever MLflow raises: the next call ends them
+            logger.info("the MLflow runs of killed trainings are not ended yet: %s", redact(first_line(error)))
+            return
 
 
 def find_training_run(client: MlflowClient, report: Path) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 VARIANT_HASH = "variant_hash"  # tag of a version: equal for runs that differ in their seeds only
+REGISTERING = "vlp.registering"  # tag of the run of a registration: the content hash of its version
 PARENT = "mlflow.parentRunId"  # MLflow's own tag
 MAX_DESCRIPTION = 5000  # characters: PostgreSQL refuses more, SQLite does not
 # Imported for loading and predicting, whatever the model family.
@@ -189,10 +190,10 @@ def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:
 
     name = f"register {record.name}"
     experiments = [e.experiment_id for e in client.search_experiments()]
-    query = f"tags.`vlp.registering` = '{record.content}' and attributes.run_name = '{name}'"
+    query = f"tags.`{REGISTERING}` = '{record.content}' and attributes.run_name = '{name}'"
     for run in client.search_runs(experiments, query, max_results=1):
         return mlflow.start_run(run_id=run.info.run_id)
-    return mlflow.start_run(run_name=name, tags={"vlp.registering": record.content})
+    return mlflow.start_run(run_name=name, tags={REGISTERING: record.content})
 
 
 def find_run_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:

@@ -24,7 +24,7 @@ from flow_project import break_stage, make_project
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
-from vlp_models.contrib.stack.commands import NEEDED, Stack, describe, down, up
+from vlp_models.contrib.stack.commands import KEEPERS, NEEDED, Stack, describe, down, up
 from vlp_models.errors import DataError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -160,7 +160,8 @@ def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path, w
     run(project, sys.executable, "-m", "prefect", "deployment", "run", "retrain/weekly", **api)
     wait_until(lambda: (project / "started").exists(), 120)
     if worker_killed:
-        os.kill(record["worker"]["pid"], signal.SIGKILL)
+        for name in (*KEEPERS, "worker"):
+            os.kill(record[name]["pid"], signal.SIGKILL)
         wait_until(lambda: "worker: ended; `vlp up` starts it again" in describe(project))
     down = vlp(project, "down")
     interrupted = "1 without a worker interrupted" if worker_killed else "1 interrupted"

@@ -16,6 +16,7 @@ from vlp_models.cli.status import status
 from vlp_models.common.io import read_json
 from vlp_models.contrib.stack import commands
 from vlp_models.contrib.stack.commands import (
+    RUN_ID,
     TO_RESUME,
     Stack,
     print_next,
@@ -78,9 +79,8 @@ def test_processes_that_have_just_ended_are_stopped(
     assert stop(stack, "worker", ended) == f"stopped (pid {ended.pid})"
     # A flow that ends after it was listed.
     home = stack.environment()["PREFECT_HOME"]
-    monkeypatch.setattr(ended, "info", {"cmdline": ["prefect.engine"]}, raising=False)
-    monkeypatch.setattr(ended, "environ", lambda: {"PREFECT_HOME": home})
-    processes: Any = lambda names: [ended]  # noqa: E731
+    monkeypatch.setattr(ended, "environ", lambda: {"PREFECT_HOME": home, RUN_ID: "1"})
+    processes: Any = lambda: [ended]  # noqa: E731
     monkeypatch.setattr(commands.psutil, "process_iter", processes)
     assert stop_orphaned_runs(stack) == 1
 

@@ -2,8 +2,8 @@
 
 `vlp up` runs the commands of docs/guides/deployment.md ("Set up by hand") that are still needed. Everything is in
 .work/stack: logs, Prefect's database (PREFECT_HOME) and record.json with the port, the processes, each with pid and
-start time, and the deployments whose schedules are still to be resumed. Nothing supervises the two processes:
-deploy/systemd has units that survive crashes and reboots.
+start time, and the deployments whose schedules are still to be resumed. Keepers (keep.py) start what has died again;
+after a reboot, `vlp up` or the units of deploy/systemd do.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ from vlp_models.errors import DataError
 
 POOL, POOL_LIMIT = "vlp", 3  # one run works, two may wait for the workspace
 WEEKLY = "retrain/weekly"
+RUN_ID = "PREFECT__FLOW_RUN_ID"  # environment variable of a flow and everything below it
+KEEPERS = ("keeper", "second-keeper")
 TO_RESUME = "to_resume"  # in record.json: ids of deployments that were active before `prefect deploy`
 NEEDED = ("params.yaml", "prefect.yaml", "deploy/zombie.yaml")
 DEFAULT_PORT = 4200
 START_SECONDS = 180.0
+LOCK_SECONDS = 60.0  # a keeper holds the lock for a moment
 SAVE_SECONDS = 120.0  # a trainer has 20 s to save, then Prefect and its supervisor kill it
 
 
@@ -96,14 +99,14 @@ class Stack:
         except (psutil.Error, KeyError, TypeError, ValueError):
             return None
 
-    def start(self, name: str, *arguments: str) -> None:
-        """Start a prefect command that outlives this terminal, and record it."""
+    def start(self, name: str, command: list[str]) -> None:
+        """Start a command that outlives this terminal, and record it."""
         # A background job of a shell ignores SIGINT and passes that on, but only SIGINT stops a worker.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         log = os.open(self.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+                command,
                 cwd=self.root,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
@@ -176,12 +179,29 @@ def up(
             raise DataError(f"{root / name}: not found; run `vlp up` in a project's folder (`vlp init` makes one)")
     refuse_other_package(root)
     require_module("prefect", "`vlp up`")
-    with file_lock(root / ".work" / "stack" / "lock", "`vlp up`"):
+    with file_lock(root / ".work" / "stack" / "lock", "`vlp up`", wait=LOCK_SECONDS, announce_after=5):
         stack = Stack(root)
         start_server(stack, port)
         set_up(stack)
         start_worker(stack)
+        for name in KEEPERS:
+            if stack.find(name) is None:
+                start_process(stack, name)
     print_next(stack)
+
+
+def start_process(stack: Stack, name: str) -> str:
+    """Start the server, the worker or a keeper; return the last word of its command: a worker's name."""
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    if name == "server":
+        command = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(stack.port)]
+    elif name == "worker":
+        label = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
+        command = [*prefect, "worker", "start", "--pool", POOL, "--name", label]
+    else:
+        command = [sys.executable, "-m", "vlp_models.contrib.stack.keep"]
+    stack.start(name, command)
+    return command[-1]
 
 
 def start_server(stack: Stack, port: int | None) -> None:
@@ -203,7 +223,7 @@ def start_server(stack: Stack, port: int | None) -> None:
                 free = DEFAULT_PORT if port < 1024 else port % 65535 + 1
                 raise DataError(f"port {port} {reason}; run `vlp up --port {free}`") from error
         stack.save(port=port)
-        stack.start("server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+        start_process(stack, "server")
     stack.wait("server", stack.is_healthy)
     _say("server", f"{_started(stack, 'server', running)}, UI at {stack.url}")
 
@@ -270,8 +290,7 @@ def start_worker(stack: Stack) -> None:
     if running is not None and stack.record["worker"].get("stopping"):
         raise DataError(f"the worker (pid {running.pid}) is still stopping; wait for it, then run `vlp up` again")
     if running is None:
-        name = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
-        stack.start("worker", "worker", "start", "--pool", POOL, "--name", name)
+        name = start_process(stack, "worker")
         workers = f"/work_pools/{POOL}/workers/filter"
         # The server lists a worker once it has sent a heartbeat.
         stack.wait("worker", lambda: any(worker["name"] == name for worker in stack.call(workers, {})))
@@ -295,11 +314,18 @@ def print_next(stack: Stack) -> None:
 
 def down() -> None:
     """Stop the worker and the server that `vlp up` started. A training saves its state and continues next time."""
+    from vlp_models.contrib.stack.keep import cancel_dead_runs
+
     root = Path.cwd()
     if not (root / ".work" / "stack" / "record.json").exists():
         raise DataError(f"{root}: `vlp up` has started nothing in this folder")
-    with file_lock(root / ".work" / "stack" / "lock", "`vlp down`"):
+    with file_lock(root / ".work" / "stack" / "lock", "`vlp down`", wait=LOCK_SECONDS, announce_after=5):
         stack = Stack(root)
+        for name in KEEPERS:  # they act only with the lock
+            if keeper := stack.find(name):
+                keeper.terminate()
+                psutil.wait_procs([keeper], timeout=10)
+            stack.save(**{name: None})
         # The worker first, so that its runs can report their end to the server.
         for name in ("worker", "server"):
             process = stack.find(name)
@@ -308,6 +334,8 @@ def down() -> None:
             _say(name, stopped)
             if name == "worker" and (count := stop_orphaned_runs(stack)):
                 _say("runs", f"{count} without a worker interrupted, the next run continues there")
+            if name == "worker" and stack.is_healthy():
+                cancel_dead_runs(stack)
 
 
 def stop(stack: Stack, name: str, process: psutil.Process) -> str:
@@ -339,12 +367,7 @@ def stop(stack: Stack, name: str, process: psutil.Process) -> str:
 
 def stop_orphaned_runs(stack: Stack) -> int:
     """Interrupt the flows that continue after their worker was killed, wait for them, and return how many they were."""
-    # Flows of other projects have another PREFECT_HOME.
-    home, runs = stack.environment()["PREFECT_HOME"], []
-    for process in psutil.process_iter(["cmdline"]):
-        with suppress(psutil.Error):
-            if "prefect.engine" in (process.info["cmdline"] or []) and process.environ().get("PREFECT_HOME") == home:
-                runs.append(process)
+    runs = list(flow_processes(stack))
     # Listed before the signal: a child whose parent has ended is not found below it.
     below = [child for run in runs for child in _children(run, recursive=True)]
     for run in runs:
@@ -352,6 +375,30 @@ def stop_orphaned_runs(stack: Stack) -> int:
             run.terminate()
     psutil.wait_procs([*runs, *below], timeout=SAVE_SECONDS)
     return len(runs)
+
+
+def flow_processes(stack: Stack) -> dict[psutil.Process, str]:
+    """Return process -> id of the runs at work: of each the topmost process, that of the flow as long as it lives.
+
+    A worker prepares a run in a process that becomes the flow's, and a trainer may still save when its flow is dead.
+    """
+    # Flows of other projects have another PREFECT_HOME.
+    home, runs = stack.environment()["PREFECT_HOME"], {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environment = process.environ()
+            if environment.get("PREFECT_HOME") == home and (run := environment.get(RUN_ID)):
+                runs[process] = run
+    parents = {process.pid: run for process, run in runs.items()}
+    return {process: run for process, run in runs.items() if parents.get(_parent(process)) != run}
+
+
+def _parent(process: psutil.Process) -> int:
+    """Return the pid of a process's parent, 0 if it has just ended."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _children(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
@@ -369,7 +416,12 @@ def describe(root: Path) -> list[str]:
     for name in ("server", "worker"):
         if name in stack.record:
             process = stack.find(name)
-            lines.append(f"{name}: {_started(stack, name, process) if process else 'ended; `vlp up` starts it again'}")
+            ended = (
+                "ended; it is being started again"
+                if any(map(stack.find, KEEPERS))
+                else "ended; `vlp up` starts it again"
+            )
+            lines.append(f"{name}: {_started(stack, name, process) if process else ended}")
     if stack.find("server") is not None:
         lines.append(f"UI: {stack.url}")
         scheduled = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from vlp_models.common.log import steady_output
 from vlp_models.pipeline.dvc.lock_file import REPRO_MODULE
 
 REPRO = [sys.executable, "-m", REPRO_MODULE]  # as a command
@@ -48,6 +49,7 @@ class ShortLog:
 
 
 def main() -> int:
+    steady_output()
     sys.stdout = ShortLog(sys.stdout)  # type: ignore[assignment]  # before DVC is imported: its logger keeps the stream
     sys.argv[:1] = ["dvc", "repro"]
     from dvc.cli import main as run_dvc

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import scratch_directory, write_json
 from vlp_models.common.log import get_logger
+from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
 from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
@@ -20,7 +21,7 @@ from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
-from vlp_models.registry.mlflow_run import DataInput, find_training_run, send_unsent
+from vlp_models.registry.mlflow_run import STATE, DataInput, find_training_run, send_unsent
 from vlp_models.registry.promotion.ranking import RankedRun, describe_ranking, rank_runs
 from vlp_models.serving.bundle import (
     BUNDLE,
@@ -71,7 +72,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
     from vlp_models.registry.serving_cache import refresh_serving_cache
-    from vlp_models.registry.versions import CHALLENGER, CHAMPION, find_version_by_alias, register
+    from vlp_models.registry.versions import CHALLENGER, CHAMPION, REGISTERING, find_version_by_alias, register
 
     with record_timing(workspace, "register"), scratch_directory(workspace.root / ".work" / "bundles") as folder:
         bundles = _make_bundles(params, workspace, folder)
@@ -80,9 +81,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         receipts: dict[str, list[dict[str, Any]]] = {}
         # registered model -> version; None: its best run has no value, so it has no challenger
         challengers: dict[str, int | None] = {}
+        state = workspace.work("register", "run") / STATE  # for `end_dead_runs`, if this process is killed
+        uri = redact(tracking_uri(params.tracking, workspace.root))
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
             for bundled in bundles:
                 record = _make_record(client, params, workspace, bundled)
+                write_json(state, {"uri": uri, "tag": REGISTERING, "key": record.content})
                 version = register(client, record)
                 receipt: dict[str, Any] = {"name": version.name, "version": version.version}
                 receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
@@ -104,6 +108,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 # An alias of an earlier registration would still be served, against registered.json.
                 elif find_version_by_alias(client, name, CHALLENGER) is not None:
                     client.delete_registered_model_alias(name, CHALLENGER)
+            state.unlink(missing_ok=True)
             refresh_serving_cache(client, params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
