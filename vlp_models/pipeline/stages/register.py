@@ -81,12 +81,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         receipts: dict[str, list[dict[str, Any]]] = {}
         # registered model -> version; None: its best run has no value, so it has no challenger
         challengers: dict[str, int | None] = {}
-        state = workspace.work("register", "run") / STATE  # for `end_dead_runs`, if this process is killed
+        unfinished = workspace.work("register", "run") / STATE  # for `end_dead_runs`, if this process is killed
         uri = redact(tracking_uri(params.tracking, workspace.root))
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
             for bundled in bundles:
                 record = _make_record(client, params, workspace, bundled)
-                write_json(state, {"uri": uri, "tag": REGISTERING, "key": record.content})
+                write_json(unfinished, {"uri": uri, "tag": REGISTERING, "key": record.content})
                 version = register(client, record)
                 receipt: dict[str, Any] = {"name": version.name, "version": version.version}
                 receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
@@ -108,7 +108,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 # An alias of an earlier registration would still be served, against registered.json.
                 elif find_version_by_alias(client, name, CHALLENGER) is not None:
                     client.delete_registered_model_alias(name, CHALLENGER)
-            state.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             refresh_serving_cache(client, params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
 
