@@ -25,7 +25,7 @@ from unattended_site import ROOT, wait_until
 
 from vlp_models.contrib.stack.commands import Stack, flow_processes
 
-STEPS = 100
+STEPS = 30
 TRAINER = f"""
 import hashlib, json, os, sys, time
 from pathlib import Path
@@ -58,6 +58,8 @@ try:
                 if step == 10:
                     tracker.sync(work / LOG)
                     Path("started").touch()
+                    while not Path("killed").exists():
+                        time.sleep(0.1)
                 time.sleep(0.1)
         Path("weights").write_text(state["weights"])
         for file in (saved, work / STATE, work / LOG):
@@ -112,7 +114,7 @@ def forget_training(project: Path) -> None:
         content["stages"].pop("pretrain@tden", None)
         lock.write_text(yaml.safe_dump(content))
     shutil.rmtree(project / ".dvc" / "cache" / "runs", ignore_errors=True)
-    for name in ("started", "weights", "pretrain-tden"):
+    for name in ("started", "killed", "weights", "pretrain-tden"):
         (project / name).unlink(missing_ok=True)
 
 
@@ -132,6 +134,7 @@ def survive(project: Path, killed: tuple[str, ...]) -> str:
     parts = find_parts(Stack(project), flow_run)
     for part in killed:
         os.kill(parts[part].pid, signal.SIGKILL)
+    (project / "killed").touch()
     if killed == PARTS:  # a reboot
         assert vlp(project, "up").returncode == 0
 
