@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ground import ROOT, Ground, end_all
-from injure import KINDS, draw, inflict
+from injure import GROUPS, KINDS, draw, inflict
 from moments import Outcome
 
 FILE = "faults.jsonl"
@@ -103,7 +104,10 @@ class Session:
             _append(self.file, {**about, **outcome.record})
             self.completed += 1
             self._say(outcome, of)
-            (self.options.reports / "faults.md").write_text(_page(self.options, read(self.file)), encoding="utf-8")
+            records = read(self.file)
+            (self.options.reports / "faults.md").write_text(_page(self.options, records), encoding="utf-8")
+            summary = summarize(records, (time.monotonic() - self.began) / 60)
+            (self.options.reports / "faults.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
     def _say(self, outcome: Outcome, of: int) -> None:
         fault, each = outcome.fault, (time.monotonic() - self.began) / self.completed
@@ -149,6 +153,30 @@ def still_lost(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the faults that were lost when they were last injected."""
     newest = {(record["seed"], record["number"]): record for record in records}
     return [record for record in newest.values() if record["problems"]]
+
+
+def summarize(records: list[dict[str, Any]], minutes: float) -> dict[str, Any]:
+    """Count the verdicts by group of kinds; a fault that was injected several times counts once, with the last one.
+
+    Args:
+        minutes: how long the session took.
+    """
+    newest = {(record["seed"], record["number"]): record for record in records}
+    hits = [record for record in newest.values() if record["hit"] or record["problems"]]
+
+    def count(kinds: Collection[str]) -> dict[str, int]:
+        verdicts = Counter(verdict_of(record) for record in hits if record["kind"] in kinds)
+        return {"injected": verdicts.total(), **{verdict: verdicts[verdict] for verdict in VERDICTS}}
+
+    return {
+        "ended": max(record["ended"] for record in records),
+        "minutes": round(minutes, 1),
+        "missed": len(newest) - len(hits),
+        "again": len(records) - len(newest),
+        "total": count(KINDS),
+        "groups": [{"group": group, **count(kinds)} for group, kinds in GROUPS.items()],
+        "kinds": [{"kind": kind, **count([kind])} for kind in KINDS],
+    }
 
 
 def _append(file: Path, record: dict[str, Any]) -> None:

@@ -37,6 +37,19 @@ KINDS = (
     *(*SIGNALS, *DAMAGES, *LOCKS, "full disk", "MLflow away", "two at once"),
     *(*AROUND, *PARTS, *UNATTENDED, *CONDITIONS),
 )
+GROUPS = {  # of kinds, in the summary
+    "kill -9": tuple(kind for kind in SIGNALS if kind.startswith("kill")),
+    "SIGTERM, SIGINT": tuple(kind for kind in SIGNALS if kind.startswith("SIG")),
+    "power cut, damaged checkpoint": (*LOCKS, *DAMAGES),
+    "damaged output or ledger": ("flipped byte in output", "ledger damaged"),
+    "full or small disk": ("full disk", "small disk"),
+    "MLflow or its database away": ("MLflow away", "server away", "mlflow.db lost"),
+    "params edited, clock jumps, two at once": ("params edited", "clock jumps", "two at once"),
+    "dead part": tuple(PARTS),
+    "unattended stack": tuple(UNATTENDED),
+    "file system": ("no file locks", "no links", "cache linked", "odd folder name"),
+    "machine": ("host name does not resolve", "small /dev/shm", "bad TMPDIR"),
+}
 INJECTORS = AROUND | PARTS | UNATTENDED | CONDITIONS
 ON_TRAININGS = (
     *(*DAMAGES, "MLflow away", "server away", "loader process", "DVC after new params"),
@@ -106,6 +119,10 @@ def inflict(ground: Ground, fault: Fault) -> Outcome:
 def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
     run = _inject(ground, fault, outcome)
     run.wait()
+    if fault.kind in CONDITIONS and run.process.returncode == 0 and not fault.whole:
+        outcome.blame("lost", *(f"still running: {line}" for line in ground.wait_for_quiet()))
+        _compare(ground, fault, outcome)
+        return
     outcome.output = outcome.output or run.output[-1500:]
     if outcome.hit and run.process.returncode == 0 and fault.kind in SIGNALS and fault.moment != "record":
         outcome.blame("silent", *([] if fault.stage in ground.recorded() else ["exit code 0, the stage not recorded"]))
@@ -126,13 +143,18 @@ def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
         if ground.weights(fault.stage).read_bytes() != outcome.reference:
             outcome.blame("silent", "the weights differ from an undisturbed training with two processes")
     elif not outcome.problems:
-        # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
-        trained = 2 if "params edited" in fault.kind and fault.stage in outcome.may_repeat else 1
-        content, history = ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
-        outcome.blame("silent", *content)
-        outcome.blame("lost", *history)
+        _compare(ground, fault, outcome)
     if outcome.problems:
         outcome.output += "\n--- rerun\n" + rerun.output[-3000:]
+
+
+def _compare(ground: Ground, fault: Fault, outcome: Outcome) -> None:
+    """Compare the result with the undisturbed run's."""
+    # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
+    trained = 2 if "params edited" in fault.kind and fault.stage in outcome.may_repeat else 1
+    content, history = ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)
+    outcome.blame("silent", *content)
+    outcome.blame("lost", *history)
 
 
 def _run_to_the_end(ground: Ground, fault: Fault, outcome: Outcome, tries: int = 8) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import campaign
 import pytest
 from ground import CAPTIONING, Command, Ground, hash_as_dvc
-from injure import KINDS, draw
+from injure import GROUPS, KINDS, draw
 from moments import Outcome, expect_message
 
 STAGES = ["validate", "shards", "features", "pretrain@tden", "finetune@tden-vqa", CAPTIONING, "register", "report"]
@@ -75,7 +76,13 @@ def test_loss_counts_until_the_same_fault_is_survived(tmp_path: Path, monkeypatc
     page = (tmp_path / "faults.md").read_text()
     assert "3 faults injected: 2 survived, 0 silent, 1 lost, 0 endless; of the last three, 1 were fixed" in page
     assert "## Not survived" in page
+    summary = json.loads((tmp_path / "faults.json").read_text())
+    assert summary["total"] == {"injected": 2, "survived": 2, "silent": 0, "lost": 0, "endless": 0}, "the last one of 1"
     assert session(options(tmp_path, count=3), monkeypatch) == [2], "a fault injected alone does not count"
+
+
+def test_each_kind_is_in_one_group() -> None:
+    assert sorted(itertools.chain.from_iterable(GROUPS.values())) == sorted(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
