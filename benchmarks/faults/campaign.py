@@ -33,6 +33,7 @@ from injure import GROUPS, KINDS, draw, inflict
 from moments import Outcome
 
 FILE = "faults.jsonl"
+LANES = (os.cpu_count() or 1) + 1  # a fault waits a part of its time
 VERDICTS = ("survived", "silent", "lost", "endless")
 
 
@@ -196,7 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int)
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=0, help="start no fault after this time")
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="faults at a time; default: one a core")
+    parser.add_argument("--lanes", type=int, default=LANES, help="faults at a time; default: one more than cores")
     parser.add_argument("--folder", type=Path, default=ROOT / ".work" / "faults")
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     return parser.parse_args()

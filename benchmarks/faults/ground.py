@@ -41,6 +41,7 @@ UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", CAPTIONING, "detector
 DEPENDENTS = {"register", "report"}
 TIMED = ("reports/training/", "reports/eval/", "reports/detector.json")
 MARK = "VLP_FAULT_LANE"  # environment variable of every process of a lane
+_SECONDS = re.compile(r'"seconds": [0-9.e-]+')
 COMMANDS = {
     "vlp run": [str(BIN / "vlp"), "run"],
     "dvc repro": [sys.executable, "-m", "dvc", "repro"],
@@ -314,13 +315,14 @@ class Ground:
     def weights(self, stage: str) -> Path:
         return self.project / "checkpoints" / stage.replace("@", "/") / "model.safetensors"
 
-    def differs_in_scores(self) -> bool:
-        """Return whether a score of an evaluation differs from the undisturbed run's; times do."""
+    def other_scores(self) -> list[str]:
+        """Return the lines of evaluations' scores that differ from the undisturbed run's, except for times."""
+        lines = []
         for before in self.snapshot.glob("reports/eval/*/scores.json"):
             after = self.project / before.relative_to(self.snapshot)
-            if not after.exists() or _without_seconds(after) != _without_seconds(before):
-                return True
-        return False
+            then, now = (set(_SECONDS.sub("", file.read_text()).splitlines()) for file in (before, after))
+            lines += sorted(now - then)
+        return lines
 
     def _wrong_records(self) -> list[str]:
         """Compare dvc.lock with the undisturbed run's, and the outputs with dvc.lock: stricter than `dvc status`."""
@@ -374,10 +376,6 @@ class Ground:
             for (version,) in db.execute("select version from registered_model_aliases where alias = 'champion'"):
                 return str(version)
         return ""
-
-
-def _without_seconds(scores: Path) -> str:
-    return re.sub(r'"seconds": [0-9.e-]+', "", scores.read_text())
 
 
 def hash_as_dvc(path: Path) -> str:

@@ -84,7 +84,8 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
         command = "flow"
     elif kind in PARTS and command == "flow":
         command = "vlp run"
-    whole = command == "flow" or kind in WHOLE or rng.random() < 1 / 3
+    # The weights of two processes are other weights: the stages below would train again.
+    whole = kind != "torchrun" and (command == "flow" or kind in WHOLE or rng.random() < 1 / 3)
     return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random(), whole)
 
 

@@ -122,8 +122,8 @@ def _strike(
     if outcome.exit_code and outcome.noticed > limit:
         outcome.blame("endless", f"it ended {outcome.noticed} s after the death")
     expect_message(outcome, run, *causes)
-    if not outcome.exit_code and fault.kind == "Java program" and ground.differs_in_scores():
-        outcome.blame("silent", "it ended with 0 and other scores")
+    if not outcome.exit_code and fault.kind == "Java program" and (lines := ground.other_scores()):
+        outcome.blame("silent", f"it ended with 0 and other scores: {' '.join(lines)[:300]}")
     return run
 
 
