@@ -335,7 +335,8 @@ def down() -> None:
             if name == "worker" and (count := stop_orphaned_runs(stack)):
                 _say("runs", f"{count} without a worker interrupted, the next run continues there")
             if name == "worker" and stack.is_healthy():
-                cancel_dead_runs(stack)
+                with suppress(DataError):  # what it cannot report is marked later (deploy/zombie.yaml)
+                    cancel_dead_runs(stack)
 
 
 def stop(stack: Stack, name: str, process: psutil.Process) -> str:
