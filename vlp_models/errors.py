@@ -100,6 +100,18 @@ _DISK_FULL_TEXTS = (
 )
 
 
+def find_exhausted(error: BaseException | None) -> OSError | None:
+    """Return the system's error if `error` means that memory, processes or open files are exhausted."""
+    # Errors of Python, torch and the loader of libraries, which have no number.
+    text = str(error) if isinstance(error, (RuntimeError, ImportError)) else ""
+    no_memory = ("out of memory", "can't allocate memory", "failed to map segment from shared object")
+    if isinstance(error, MemoryError) or any(words in text for words in no_memory):
+        return OSError(errno.ENOMEM, "")
+    if "can't start new thread" in text:
+        return OSError(errno.EAGAIN, "")
+    return error if isinstance(error, OSError) and error.errno in _RESOURCES else None
+
+
 def shorten_list(names: Sequence[str], count: int = 20) -> str:
     """Return the first `count` names, and the number of the others."""
     rest = len(names) - count
@@ -177,6 +189,13 @@ _SYSTEM_ERROR = re.compile(
 )
 _ARROW_ERROR = re.compile(r"\[Errno (\d+)\] Failed to open local file '([^'\n]*)'(?:\. Detail: \[errno \d+\] [\w ]*)?")
 _CODEC_ERROR = re.compile(r"'([\w-]+)' codec can't (?:de|en)code [^:\n]* in position (\d+)(?:-\d+)?: [^\n;)]*")
+_RESOURCES = {
+    errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
+    errno.ENFILE: "too many open files on this machine; raise `sysctl fs.file-max`",
+    errno.EAGAIN: "no further process or thread; raise the limit with `ulimit -u`, of a container with `--pids-limit`",
+    errno.ENOMEM: "out of memory; free some, lower the `batch_size` of a training, or raise the limit (`ulimit -v`, a "
+    "container's `--memory`)",
+}
 _REASONS = {
     errno.EROFS: "the file system is read-only; work in a copy of the project on a writable one",
     errno.ENOTDIR: "a part of this path is a file, not a folder; rename or remove that file",
@@ -185,7 +204,7 @@ _REASONS = {
     errno.ENOTEMPTY: "the folder is not empty; rename or remove it",
     errno.ENAMETOOLONG: "the name is too long; shorten it",
     errno.ELOOP: "symbolic links lead in a circle; remove one of them",
-    errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
+    **_RESOURCES,
     errno.EIO: "the disk reports an input/output error; check it, then restore the file",
 }
 

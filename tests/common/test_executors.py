@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.tables import write_table
+from vlp_models.errors import ProcessLostError
 from vlp_models.params import Params
 from vlp_models.pipeline.engines import Cluster
 from vlp_models.pipeline.stages import detector, features, shards
@@ -87,6 +90,13 @@ def test_interrupted_shards_are_resumed(workspace: Workspace, monkeypatch: pytes
     shards.run(params, workspace)
     assert closed == [2, 0, 0]  # the third of train's shards, and the one of val and of test
     assert hash_path(workspace.shards) == complete
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_stage_with_the_way_out() -> None:
+    with pytest.raises(ProcessLostError, match=r"`cluster\.workers` to fewer.*the same command continues"):
+        list(LocalMapper(2).map(signal.raise_signal, [signal.SIGKILL] * 9))
+    assert not multiprocessing.active_children()
 
 
 def test_only_a_few_chunks_are_pending() -> None:

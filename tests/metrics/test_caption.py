@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from vlp_models.common.io import link_or_copy
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ProcessLostError
 from vlp_models.metrics import caption, coco_tools
 from vlp_models.metrics.bootstrap import interval
 from vlp_models.metrics.caption import (
@@ -137,6 +137,25 @@ def test_meteor_that_fails_is_noted_in_its_own_words(
     assert scores["METEOR"].note.startswith(f"not computed: {note}")
     assert scores["CIDEr"].value == pytest.approx(100 * EXPECTED["CIDEr"], abs=1e-9)
     assert scores["CIDEr"].note == "ptb-like tokenizer (java failed: tokenizer: no memory)"
+
+
+@pytest.mark.parametrize("ended", ["tokenizer", "METEOR", "SPICE"])
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 137"])
+def test_java_that_is_killed_is_no_reason_to_record_scores_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: str, end: str
+) -> None:
+    sign = {"tokenizer": "PTBTokenizer", "METEOR": "meteor", "SPICE": "spice"}[ended]
+    # The others fail by themselves, which is no error.
+    monkeypatch.setenv("PATH", fake_java(tmp_path / "bin", f'[[ "$*" == *{sign}* ]] && {end}\nexit 1'))
+    library = tmp_path / "package" / "spice" / "lib"
+    library.mkdir(parents=True)
+    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (library / name).touch()
+    (tmp_path / "package" / "meteor").mkdir()
+    monkeypatch.setattr(caption, "package_directory", lambda: tmp_path / "package")
+    monkeypatch.setattr(caption, "_meteor_process", caption._meteor_process.__wrapped__)  # not the tests' shared one
+    with pytest.raises(ProcessLostError, match=r"was killed \(SIGKILL\); the system does so if memory runs out"):
+        score_captions(CANDIDATES, REFERENCES)
 
 
 ONE = '{"image_id": "1", "scores": {"All": {"f": 0.5}}}'

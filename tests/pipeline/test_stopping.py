@@ -21,11 +21,20 @@ import os, signal, sys, time
 from pathlib import Path
 from vlp_models.common.executors import LocalMapper
 from vlp_models.common.workspace import Workspace
+from vlp_models.common import supervise
 from vlp_models.pipeline.guard import guarded
+supervise.LOOK_EVERY = 0.3
 if __name__ == "__main__":
     with guarded(Workspace(Path.cwd()), "features"):
         print("ready", flush=True)
         {block}
+"""
+STOPPED = """
+        import subprocess
+        child = subprocess.Popen(["sleep", "2"])
+        child.send_signal(signal.SIGSTOP)
+        print("stopped", flush=True)
+        sys.exit(-child.wait())
 """
 SWALLOWED = """
         try:
@@ -75,6 +84,25 @@ def test_a_stop_that_a_library_turns_into_its_own_error_is_still_a_stop(tmp_path
     assert first == "features: stopping\n" and seconds < 10
     assert process.returncode == 128 + signal.SIGTERM
     assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_stopped_process_below_the_stage_is_killed_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    process = start(tmp_path, STOPPED)
+    assert process.wait(30) == signal.SIGKILL
+    assert process.stderr is not None and "(sleep) was stopped by a signal and is killed" in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_stopped_with_its_processes_continues_with_them(tmp_path: Path) -> None:
+    process = start(tmp_path, STOPPED)
+    assert process.stdout is not None and process.stdout.readline() == "stopped\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # longer than a process may be stopped while the stage runs
+    (child,) = psutil.Process(process.pid).children()
+    child.resume()
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(30) == 0
 
 
 def test_training_announces_that_it_stops_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,15 @@ LONGEST = 150  # seconds: a run that hangs fails here
 
 
 def run(
-    root: Path, work: str, launcher: list[str] | None = None, portable: bool = False, **settings: Any
+    root: Path,
+    work: str,
+    launcher: list[str] | None = None,
+    portable: bool = False,
+    prefix: Sequence[str] = (),
+    **settings: Any,
 ) -> tuple[int, str]:
     """Exit code and stderr of the process that a user would have started, with portable instructions or without."""
-    command = [sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
+    command = [*prefix, sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
     env = {**os.environ, **VARIABLES} if portable else None
     process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,18 @@ def test_forked_processes_end_with_the_first(root: Path) -> None:
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [FORKED, {"devices": 2}], ids=["forked", "lightning"])
+def test_without_a_loopback_interface_several_processes_are_refused_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    isolated = ["unshare", "--map-root-user", "--net"]  # its `lo` is down
+    if subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("this account may not have a network of its own")
+    code, stderr = run(root, "isolated", prefix=isolated, batch_size=6, **settings)
+    assert code == 2 and "`ip link set lo up`, or train with one process" in stderr, stderr
 
 
 def test_an_error_in_a_forked_process_is_printed_and_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:

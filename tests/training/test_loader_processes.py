@@ -67,7 +67,7 @@ def test_batches_need_neither_shared_memory_nor_a_short_tmpdir(toy: Toy, tmp_pat
 @pytest.mark.slow
 def test_a_loader_process_that_cannot_start_is_named_with_the_way_out(tmp_path: Path) -> None:
     done = train(tmp_path, shared_memory="4k")  # one page: too few for the locks of the processes' queues
-    sentence = done.stderr.splitlines()[-1]  # after torch's own remark
+    (sentence,) = done.stderr.splitlines()
     assert done.returncode == 1
     assert sentence.startswith("params.yaml: `trainer.num_workers: 2`: a loader process cannot start (no space left")
 

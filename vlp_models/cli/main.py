@@ -33,6 +33,7 @@ from vlp_models.errors import (
     TrackingError,
     VLPError,
     explain_system_error,
+    find_exhausted,
     find_refusal,
     is_disk_full,
     path_of,
@@ -154,12 +155,13 @@ def main() -> None:
         # A full disk, or a path that the system refuses, is not a bug: one line. Everything else has a traceback.
         # A full disk may be inside an error of another library, so it is looked for in the whole chain.
         is_full = is_disk_full(error)
+        exhausted = find_exhausted(error)
         is_system_error = isinstance(error, OSError) and error.errno is not None and bool(path_of(error))
-        if not (is_full or is_system_error) or os.environ.get("VLP_DEBUG"):
+        if not (is_full or is_system_error or exhausted) or os.environ.get("VLP_DEBUG"):
             _print_traceback()
             sys.exit(1)
         way_out = ". Finished stages are kept; run the same command again" if is_full else ""
-        print(f"vlp: {redact(explain_system_error(error))}{way_out}", file=sys.stderr)
+        print(f"vlp: {redact(explain_system_error(exhausted or error))}{way_out}", file=sys.stderr)
         # The flow recognizes a full disk by this code (flows/process.py).
         sys.exit(os.EX_IOERR if is_full else VLPError.exit_code)
 

@@ -12,12 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vlp_models.common.log import configure_logging
 from vlp_models.common.plugins import with_plugins
+from vlp_models.errors import ProcessLostError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,6 +48,11 @@ class LocalMapper:
         ) as pool:
             try:
                 yield from bounded_results(lambda item: pool.submit(function, item), items, 2 * self.workers)
+            except BrokenProcessPool:
+                raise ProcessLostError(
+                    "a process that worked on chunks was lost; the system kills one if memory runs out: free some, or "
+                    "set `cluster.workers` to fewer. Finished chunks are kept: the same command continues"
+                ) from None
             except Exception:
                 # A chunk failed: drop those that have not started, and let the running ones finish.
                 pool.shutdown(cancel_futures=True)

@@ -8,7 +8,7 @@ command's whole process group, so that the trainer saves its state, waits `GRACE
 is killed itself, the command receives SIGTERM: DVC terminated this way terminates its stage too (pipeline/guard.py).
 
 `start_supervised` starts one such process, `supervise_commands` one per command; `command_environment` is their
-environment.
+environment. `kill_stopped_descendants` ends processes that others would wait for forever.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from vlp_models.common.log import announce_stop
+from vlp_models.common.log import announce_stop, get_logger
 from vlp_models.common.user import set_user_name
 
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
+LOOK_EVERY, LOOKS = 10.0, 3  # a process that was stopped in so many looks in a row is killed
+
+logger = get_logger(__name__)
 
 
 def die_with_parent(parent: int) -> None:
@@ -144,6 +148,31 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return code or (128 + received[0] if received else 0)
+
+
+def kill_stopped_descendants() -> NoReturn:
+    """Kill each process below this one that stays stopped (SIGSTOP) while this one runs; to be run in a thread.
+
+    What waits for an answer of such a process would wait forever, but notices its death: a trainer that of a loader
+    process or another rank, a stage that of a pool's member or a Java program. Looks are counted, not seconds: if this
+    process was stopped as well (Ctrl-Z), they continue together.
+    """
+    import psutil
+
+    looks: Counter[psutil.Process] = Counter()
+    while True:
+        time.sleep(LOOK_EVERY)
+        stopped = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if process.status() == psutil.STATUS_STOPPED:
+                    stopped.append(process)
+        looks = Counter({process: looks[process] + 1 for process in stopped})
+        for process in stopped:
+            if looks[process] >= LOOKS:
+                with contextlib.suppress(psutil.Error):
+                    logger.warning("process %d (%s) was stopped by a signal and is killed", process.pid, process.name())
+                    process.kill()
 
 
 def _signal_group(pid: int, number: int) -> None:

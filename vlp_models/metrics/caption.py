@@ -24,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.log import get_logger
-from vlp_models.errors import DataError, MissingToolError
+from vlp_models.errors import DataError, MissingToolError, ProcessLostError
 from vlp_models.metrics.coco_tools import (
+    NOT_FOUND,
     Meteor,
+    explain_failure,
     find_java,
     java_environment,
     package_directory,
@@ -130,6 +132,8 @@ def _tokenize_sets(
             f"{len(lost)} captions to score, such as {lost[0][:80]!r}, have letters or symbols that the Penn Treebank "
             "tokenizer drops; the Python tokenizer was used for them"
         )
+    if tokenization.no_java not in ("", NOT_FOUND):
+        logger.warning(f"{tokenization.no_java}; the Python tokenizer is used")
     tokens = tokenization.tokens
     tokenized: dict[str, tuple[Tokenized, Tokenized]] = {}
     for name, caption_set in sets.items():
@@ -236,6 +240,7 @@ def _meteor(
             value = float(meteor_from_statistics(parts.sum(axis=0, keepdims=True))[0])
             scores[name] = Score(metric="METEOR", value=value, n=len(candidates), note=notes[name], evidence=evidence)
     except MissingToolError as error:
+        logger.warning(f"{error}; METEOR is not computed")
         return {name: not_computed("METEOR", len(candidates), str(error)) for name, (candidates, _) in sets.items()}
     return scores
 
@@ -263,7 +268,10 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
             return not_computed("SPICE", n, f"SPICE failed: {error}")
         reason = program_reason(done.stderr, done.stdout)
         if done.returncode or not target.exists():
-            return not_computed("SPICE", n, f"SPICE failed: {reason}")
+            error = explain_failure("SPICE", done.returncode, done.stderr, done.stdout)
+            if isinstance(error, ProcessLostError):
+                raise error
+            return not_computed("SPICE", n, str(error))
         try:
             items = json.loads(target.read_text(encoding="utf-8"))
             values = {str(item["image_id"]): float(item["scores"]["All"]["f"]) for item in items}

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -34,7 +35,7 @@ from vlp_models.common.unicode_words import (
     separate_characters,
     unspaced_scripts,
 )
-from vlp_models.errors import MissingToolError
+from vlp_models.errors import MissingToolError, ProcessLostError, VLPError
 
 NOT_FOUND = "java not found"
 TOKENIZER_TIMEOUT = 600.0  # seconds; COCO's 5k test split takes three
@@ -78,6 +79,7 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
 
     Raises:
         MissingToolError: Java is missing or failed.
+        ProcessLostError: it was killed.
     """
     # Relative to the folder of the jar, and no name of a file: Java splits the one at colons, the program the other at
     # blanks.
@@ -99,7 +101,7 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingToolError(f"java failed: {error}") from None
     if done.returncode:
-        raise MissingToolError(f"java failed: {program_reason(done.stderr, done.stdout)}")
+        raise explain_failure("java", done.returncode, done.stderr, done.stdout)
     # Every other line is `NEXT_LINE`, and the output ends with a line break.
     result = done.stdout.decode("utf-8", errors="replace").split("\n")[:-1:2]
     if len(result) != len(texts):
@@ -111,7 +113,8 @@ class Meteor:
     """METEOR 1.5 for English as one process (about 5 s to start, 0.5 GB); a context manager.
 
     Raises:
-        MissingToolError: Java is missing, METEOR died or timed out, or its answer is not the numbers asked for.
+        MissingToolError: Java is missing, METEOR failed or timed out, or its answer is not the numbers asked for.
+        ProcessLostError: it was killed.
     """
 
     def __init__(self) -> None:
@@ -137,9 +140,14 @@ class Meteor:
 
     def _start_timer(self) -> None:
         # A process that hangs is ended, so that reading its answer is an error and not endless.
-        self._timer = threading.Timer(METEOR_TIMEOUT, self._process.kill)
+        self._timer = threading.Timer(METEOR_TIMEOUT, self._give_up)
         self._timer.daemon = True
+        self._is_late = False
         self._timer.start()
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        self._process.kill()
 
     def use_again(self) -> bool:
         """Give it the whole time again. Return whether it still runs."""
@@ -188,11 +196,30 @@ class Meteor:
             pass
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOPPING)  # for the rest of its message
+        code = self._process.poll() or 0  # 0 as well while it runs
         self._process.kill()
         self._process.wait()
+        if self._is_late:
+            raise MissingToolError(f"METEOR failed: no answer within {METEOR_TIMEOUT:g} s")
         self._errors.seek(0)
-        output = answer + self._process.stdout.read()
-        raise MissingToolError(f"METEOR failed: {program_reason(self._errors.read(), output)}")
+        raise explain_failure("METEOR", code, self._errors.read(), answer + self._process.stdout.read())
+
+
+def explain_failure(program: str, code: int, errors: bytes, output: bytes) -> VLPError:
+    """Return the error for a Java program's end: why it cannot run here, or ProcessLostError if it was killed.
+
+    Scores without it would be recorded for good, although the next try may have them.
+    """
+    killed = -code if code < 0 else code - 128  # a shell, as in a container's `java`, adds 128
+    if killed in (signal.SIGKILL, signal.SIGTERM):
+        return ProcessLostError(
+            f"{program} was killed ({signal.Signals(killed).name}); the system does so if memory runs out: free some. "
+            "No score is recorded; the same command computes them"
+        )
+    reason = program_reason(errors, output)
+    if "Error occurred during initialization of VM" in reason:
+        reason += "; free memory or raise the limit on it (`ulimit -v`)"
+    return MissingToolError(f"{program} failed: {reason}")
 
 
 def program_reason(errors: bytes, output: bytes) -> str:

@@ -12,6 +12,7 @@ from types import FrameType
 
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import announce_stop, get_logger
+from vlp_models.common.supervise import kill_stopped_descendants
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
 from vlp_models.pipeline.dvc.lock_file import back_up
@@ -64,6 +65,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     command = f"`vlp stage {stage.replace('@', ' ')}`"
     # Signals first, so that a stop while this waits for the lock is announced as well.
     with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
+        threading.Thread(target=kill_stopped_descendants, daemon=True).start()
         if run_by_dvc():  # DVC is not writing dvc.lock while a stage runs
             back_up(workspace.root)
             # The ancestors are read now, since this process gets another parent when DVC dies.

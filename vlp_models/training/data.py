@@ -99,7 +99,13 @@ class LoaderFactory:
         common: dict[str, Any] = {"batch_size": self.batch_size, "collate": self.collate, "seed": self.seed}
         common |= {"rank": rank, "world_size": world_size}
         train = ResumableLoader(
-            self.train, shuffle=True, num_workers=self.num_workers, sample_seeds=True, make_order=self._order, **common
+            self.train,
+            shuffle=True,
+            num_workers=self.num_workers,
+            store_seconds=self.stream.timeout_seconds if self.stream else 0,
+            sample_seeds=True,
+            make_order=self._order,
+            **common,
         )
         return train, ResumableLoader(self.val, shuffle=False, **common) if len(self.val) else None
 

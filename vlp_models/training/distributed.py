@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vlp_models.common.device import cpu_count, has_native_bfloat16, is_main_process, use_cuda
 from vlp_models.common.log import get_logger
+from vlp_models.common.loopback import require_loopback
 from vlp_models.common.plugins import import_target
 from vlp_models.common.portable import is_portable, use_portable_kernels
 from vlp_models.data.inputs import ModelInputs
@@ -55,6 +56,8 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
             f"params.yaml: `trainer.devices: {params.devices}` times `trainer.num_nodes: {params.num_nodes}` is "
             f"{processes} processes, but torchrun started {started}; make them equal"
         )
+    if processes > 1 and "RANK" not in os.environ:
+        require_loopback()
     on_cpu = params.accelerator == "cpu" or (params.accelerator == "auto" and not torch.cuda.is_available())
     # Each process would normalize by its own part of the batch; only DDP on GPUs synchronizes the statistics.
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -24,6 +23,7 @@ from torch import nn
 
 from vlp_models.common.device import use_cuda
 from vlp_models.common.log import get_logger
+from vlp_models.common.loopback import require_loopback
 from vlp_models.errors import VLPError
 from vlp_models.params import TrainerParams
 
@@ -116,11 +116,8 @@ def forked_processes(count: int) -> Iterator[None]:
 @contextmanager
 def _variables(count: int) -> Iterator[None]:
     """Set the environment variables of rank 0 for a group of `count` processes while the block runs."""
-    # A free port on which the processes meet. It is closed before they open it, so another program may take it first.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count}
+    # The processes meet on a free port; another program may take it before they open it.
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": require_loopback(), "WORLD_SIZE": count}
     group |= {"RANK": 0, "LOCAL_RANK": 0, "NODE_RANK": 0}
     before = {name: os.environ.get(name) for name in group}
     os.environ |= {name: str(value) for name, value in group.items()}

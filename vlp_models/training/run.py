@@ -25,6 +25,7 @@ from vlp_models.errors import (
     Preempted,
     ProcessLostError,
     explain_system_error,
+    find_exhausted,
     first_line,
     is_disk_full,
 )
@@ -49,16 +50,6 @@ from vlp_models.training.resume import CooperativeStop, ResumePoint, ResumePoint
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
 logger = get_logger(__name__)
-
-# Messages of gloo and NCCL when another process is gone, or has not answered for half an hour
-LOST_PROCESS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "timed out",
-    "Timed out",
-    "NCCL",
-)
 
 # (rank, world size) -> the batches to train on, and those to validate on
 Loaders = Callable[[int, int], tuple[ResumableLoader, ResumableLoader | None]]
@@ -278,17 +269,25 @@ def _explain(
         return CheckpointError(
             f"{work}: {explain_system_error(error)}. Saved checkpoints are intact: run again to resume"
         )
-    if "DataLoader worker" in str(error):
+    if "DataLoader" in str(error):
         return ProcessLostError(
             f"{title}: a loader process was lost ({first_line(error).strip(' .')}). If the machine ran out of memory, "
             "lower `trainer.num_workers`. The same command resumes from the last checkpoint"
         )
-    if processes > 1 and any(sign in str(error) for sign in LOST_PROCESS):
+    # Errors of gloo are recognized by the path in their message.
+    unconnected = isinstance(error, torch.distributed.DistError) or any(name in str(error) for name in ("gloo", "NCCL"))
+    if processes > 1 and unconnected:
+        reason = first_line(error).rpartition("] ")[2].partition(". ")[0]
+        if not trained:
+            return ProcessLostError(
+                f"{title}: the processes of this run cannot connect ({reason}); see the output of all, and check the "
+                "network: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name its interface"
+            )
         return ProcessLostError(
-            f"{title}: another process of this run has ended ({str(error).splitlines()[0]}); see its output for the "
-            "reason. The same command resumes from the last checkpoint"
+            f"{title}: another process of this run has ended ({reason}); see its output for the reason. The same "
+            "command resumes from the last checkpoint"
         )
-    if start is None or trained:
+    if start is None or trained or find_exhausted(error):
         return None
     return CheckpointError(f"{start.path}: can't be resumed: {error}; delete {work} to start over")
 

@@ -117,7 +117,9 @@ def test_a_stop_is_passed_on_and_resumed(project: Path, expected: dict[str, Any]
 
 def test_one_machine_needs_no_host_name_that_resolves(project: Path, expected: dict[str, Any]) -> None:
     """A container's often does not."""
-    unshare = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-xyz && exec "$@"', "sh"]
+    # Neither its own name nor `localhost`.
+    nameless = 'hostname no-such-host-xyz && mount --bind /dev/null /etc/hosts && exec "$@"'
+    unshare = ["unshare", "--uts", "--mount", "sh", "-c", nameless, "sh"]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("this account may not have a host name of its own")
     use(project, {"trainer.launcher": "torchrun"})

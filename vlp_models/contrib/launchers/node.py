@@ -24,7 +24,8 @@ from pathlib import Path
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.log import configure_logging
-from vlp_models.common.supervise import die_with_parent
+from vlp_models.common.loopback import require_loopback
+from vlp_models.common.supervise import die_with_parent, kill_stopped_descendants
 from vlp_models.contrib.launchers.launch import OUTCOME, POLL, STOPPED, Launch, is_there, read_outcome, write_outcome
 from vlp_models.contrib.launchers.machine import explain_difference
 from vlp_models.errors import LaunchError, VLPError
@@ -50,6 +51,7 @@ def run_node(folder: Path, index: int, endpoint: str = "", stop_requested: Calla
         LaunchError: this machine does not see the folder.
     """
     launch = Launch.read(folder)
+    threading.Thread(target=kill_stopped_descendants, daemon=True).start()
     try:
         _check(launch)
         return _run_agent(launch, index, endpoint, stop_requested)
@@ -114,7 +116,9 @@ def _check(launch: Launch) -> None:
     """Refuse a node with other code or packages, a host name that does not resolve, or too few GPUs."""
     if difference := explain_difference(launch.machine):
         raise LaunchError(difference)
-    if launch.nodes > 1:  # the processes of all nodes connect to one of them by its host name
+    if launch.nodes == 1:
+        require_loopback()
+    else:  # the processes of all nodes connect to one of them by its host name
         try:
             socket.getaddrinfo(socket.getfqdn(), None)
         except OSError:
@@ -133,12 +137,12 @@ def _check(launch: Launch) -> None:
 
 
 def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
-    options = ["--standalone", "--local-addr=127.0.0.1"]  # a container's host name may not resolve
-    if launch.nodes > 1:
-        # Node 0 holds the store, at the endpoint where all nodes meet.
-        conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
-        options = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
-        options += [f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
+    # Node 0 holds the store, at the endpoint where all nodes meet.
+    conf = f"is_host={int(index == 0)},join_timeout={JOIN_SECONDS}"
+    options = [f"--nnodes={launch.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={launch.id}", f"--rdzv-conf={conf}"]
+    # A single machine needs no name: neither its own nor `localhost` (torchrun's --standalone) may resolve.
+    options += ["--local-addr=127.0.0.1"] if launch.nodes == 1 else []
+    options += [f"--rdzv-endpoint={endpoint if launch.nodes > 1 else '127.0.0.1:0'}"]
     return [*options, f"--nproc-per-node={launch.devices}", f"--max-restarts={RESTARTS}"]
 
 

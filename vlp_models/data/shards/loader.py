@@ -12,6 +12,7 @@ needs a large /dev/shm and a short path; where one is missing, torch drops the b
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.queues import Queue
@@ -28,6 +29,8 @@ from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.order import EpochOrder
 from vlp_models.errors import CheckpointError, DataError, ParamsError, VLPError
+
+WORKER_SECONDS = 1800.0  # for a batch of a worker process; as long as torch's processes wait for each other
 
 
 class _SeededSamples(Dataset[Sample]):
@@ -109,6 +112,7 @@ class ResumableLoader(DataLoader[Batch]):
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        store_seconds: float = 0,
         sample_seeds: bool = False,
         make_order: Callable[..., EpochOrder] = EpochOrder,
     ) -> None:
@@ -116,6 +120,7 @@ class ResumableLoader(DataLoader[Batch]):
 
         Args:
             make_order: order of the batches (shards/order.py).
+            store_seconds: how long a worker waits for a store that does not respond.
             sample_seeds: give every sample a `seed`, a new one each epoch: for training, if images are augmented.
 
         Raises:
@@ -146,6 +151,7 @@ class ResumableLoader(DataLoader[Batch]):
             collate_fn=collate,
             num_workers=num_workers,
             worker_init_fn=_start_worker,
+            timeout=WORKER_SECONDS + store_seconds if num_workers else 0,
             # a separate generator, so that starting an epoch does not advance the global one
             generator=torch.Generator(),
         )
@@ -164,6 +170,8 @@ class ResumableLoader(DataLoader[Batch]):
         last = self.order.length - (self.order.steps - 1) * self.order.batch_size
         is_last_empty = not len(self.order.share(np.arange(min(last, self.order.batch_size))))
         try:
+            if self.num_workers:
+                multiprocessing.Queue()  # fails here, not in torch's iterator, whose end would print a traceback
             batches = super().__iter__()
         except OSError as error:
             raise ParamsError(
