@@ -139,13 +139,13 @@ def test_forked_processes_end_with_the_first(root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [FORKED, {"devices": 2}], ids=["forked", "lightning"])
 def test_without_a_loopback_interface_several_processes_are_refused_at_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    root: Path, settings: dict[str, Any]
 ) -> None:
     isolated = ["unshare", "--map-root-user", "--net"]  # its `lo` is down
     if subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("this account may not have a network of its own")
     code, stderr = run(root, "isolated", prefix=isolated, batch_size=6, **settings)
-    assert code == 2 and "`ip link set lo up`, or train with one process" in stderr, stderr
+    assert code == 2 and "(`ip link set lo up`), or train with one process" in stderr, stderr
 
 
 def test_an_error_in_a_forked_process_is_printed_and_stops_the_run(capfd: pytest.CaptureFixture[str]) -> None:
