@@ -124,7 +124,50 @@ def first_line(error: BaseException) -> str:
         return explain_system_error(error)
     if isinstance(error, KeyError) and error.args:
         return f"`{error.args[0]}` is missing"
+    if not isinstance(error, VLPError) and (reason := network_reason(error)):
+        return reason
     return plain_text(next(iter(str(error).splitlines()), type(error).__name__))
+
+
+def last_words(*outputs: str | bytes, count: int = 3) -> str:
+    """Return why a program failed, in its own words: the last lines of the first output that has any.
+
+    Args:
+        outputs: what it wrote to stderr, then to stdout.
+    """
+    for output in outputs:
+        text = output.decode("utf-8", errors="replace") if isinstance(output, bytes) else output
+        # Without the frames that rich draws around errors.
+        lines = [line.strip(" \t│╭╮╰╯─") for line in text.splitlines()]
+        if lines := [line for line in lines if any(map(str.isalnum, line))]:
+            return "; ".join(line[:300] for line in lines[-count:])
+    return "no output"
+
+
+def network_reason(error: BaseException) -> str:
+    """Return why a connection failed, in the system's words; an empty text if `error` is about something else.
+
+    Clients of HTTP wrap them in errors of their own, which quote whole requests, or say only that nothing answered.
+    """
+    chain: list[BaseException] = [error]
+    while following := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(following)
+    modules = [type(e).__module__.partition(".")[0] for e in chain]
+    if not {"requests", "httpx", "httpx2"}.intersection(modules):
+        return ""
+    system = [e for e, module in zip(chain, modules, strict=True) if isinstance(e, OSError) and module in _SYSTEM]
+    if not system:
+        return ""
+    text = str(system[-1].strerror or system[-1])
+    reason = text if text.startswith("[") else text.lower()  # [SSL: ...]
+    proxies = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+    # HTTPX does not say that it was the proxy that did not answer.
+    if proxies and ("requests" not in modules or any("Proxy" in type(e).__name__ for e in chain)):
+        reason += f"; the environment names a proxy ({', '.join(proxies)}), and what needs none (no_proxy)"
+    return reason
+
+
+_SYSTEM = ("builtins", "socket", "ssl")
 
 
 def explain_system_error(error: BaseException) -> str:
@@ -138,7 +181,7 @@ def explain_system_error(error: BaseException) -> str:
     elif isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
         reason = _explain_denied(path)
     elif isinstance(error, OSError) and error.errno is not None:
-        reason = _REASONS.get(error.errno) or os.strerror(error.errno).lower()
+        reason = _REASONS.get(error.errno) or (error.strerror or os.strerror(error.errno)).lower()
     else:
         return first_line(error)
     return f"{path}: {reason}" if path else reason

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,3 +24,45 @@ def test_the_current_folder_becomes_the_project(
     assert (folder / "params.yaml").is_file() and (folder / ".git").is_dir()
     assert folder.stat().st_ino == inode, "the shell that is in it stays in it"
     assert list(tmp_path.iterdir()) == [folder] and "  cd " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("[commit]\ngpgsign = true\n[user]\nsigningkey = none", "git commit: .*gpg"),
+        ("[core]\nhooksPath = {folder}", "git commit: house rule: no ticket"),
+        ("[user]\nuseConfigOnly = true", "git does not know your name yet"),
+    ],
+    ids=["signature", "hook", "name"],
+)
+def test_the_reason_of_git_for_not_committing_is_shown(
+    config: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hook, settings = tmp_path / "pre-commit", tmp_path / "gitconfig"
+    hook.write_text("#!/bin/sh\necho 'house rule: no ticket' >&2\nexit 1\n", encoding="utf-8")
+    hook.chmod(0o755)
+    name = "" if "useConfigOnly" in config else "[user]\nname = a\nemail = a@example.org\n"
+    settings.write_text(name + config.format(folder=tmp_path), encoding="utf-8")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    project.init(tmp_path / "mine", template="scenes")
+    assert re.search(f"nothing is committed: {words}", capsys.readouterr().out)
+
+
+def test_an_old_git_in_a_hook_of_another_repository_makes_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git 2.27 lacks `init --initial-branch`; a hook's GIT_DIR would put everything into the other repository."""
+    old_git, other = tmp_path / "bin" / "git", tmp_path / "other"
+    real_git = shutil.which("git")
+    old_git.parent.mkdir()
+    old_git.write_text(
+        f'#!/bin/sh\ncase "$*" in *--initial-branch*) exit 129;; esac\nexec {real_git} "$@"\n', encoding="utf-8"
+    )
+    old_git.chmod(0o755)
+    subprocess.run(["git", "init", "--quiet", other], check=True)
+    monkeypatch.setenv("PATH", f"{old_git.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    project.init(tmp_path / "mine", template="scenes")
+    assert (tmp_path / "mine" / ".git" / "HEAD").read_text(encoding="utf-8") == "ref: refs/heads/main\n"
+    assert not (other / ".git" / "index").exists(), "nothing is staged there"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vlp_models.common.supervise import command_environment, supervise_commands
+from vlp_models.common.environment import command_environment
+from vlp_models.common.supervise import supervise_commands
 
 WAITS = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 

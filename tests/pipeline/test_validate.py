@@ -22,7 +22,7 @@ from vlp_models.curation.duplicates.leakage import LEAKS, FingerprintWriter
 from vlp_models.curation.validation.rules import rules_for
 from vlp_models.data.joins import read_boxed
 from vlp_models.data.tables import ID_COLUMN, SCHEMAS, read_table, write_table
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import validate
 
@@ -438,3 +438,14 @@ def test_no_good_image_stops_whatever_the_limit(tmp_path: Path) -> None:
 def test_unprepared_dataset_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"interim/d: not found; run `dvc repro prepare@d`"):
         validate.run(params_for(1.0), Workspace(tmp_path))
+
+
+def test_the_first_error_of_an_import_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is imported in a thread; a second import finds half of it loaded and fails with `cannot import name`."""
+    (tmp_path / "broken_suites.py").write_text("None.strip()", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(validate, "SUITES", "broken_suites")
+    workspace = Workspace(tmp_path)
+    write_interim(workspace, good_rows())
+    with pytest.raises(MissingToolError, match=r"great_expectations: .*AttributeError.*'strip'"):
+        validate.run(params_for(1.0), workspace)

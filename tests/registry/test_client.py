@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,18 +35,15 @@ def test_artifacts_at_an_address_or_below_the_root(tmp_path: Path, address: str)
 
 
 @pytest.mark.slow
-def test_database_of_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_of_another_folder_is_refused(tmp_path: Path) -> None:
     first, copy, link = tmp_path / "first", tmp_path / "a copy", tmp_path / "link"
     first.mkdir()
     connect(make_params(), first)
     shutil.copytree(first, copy)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(TrackingError, match=rf"mlflow\.db was created in {first} .*`vlp run register`"):
         connect(make_params(), copy)
     link.symlink_to(first)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     connect(make_params(), link)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     connect(make_params("elsewhere"), first)
 
 
@@ -69,3 +69,38 @@ def test_database_that_cannot_be_opened_is_reported_at_once(tmp_path: Path) -> N
     with pytest.raises(TrackingError, match="unable to open database file"):
         connect(make_params(), tmp_path)
     assert time.monotonic() - start < 60, "MLflow alone takes 200 s"
+
+
+@pytest.mark.slow
+def test_a_database_of_another_version_of_mlflow_is_not_called_damaged(tmp_path: Path) -> None:
+    """MLflow's own words and way out; the connection before leaves nothing in the environment that is blamed later."""
+    first, later = tmp_path / "first", tmp_path / "later"
+    first.mkdir()
+    connect(make_params(), first)
+    shutil.copytree(first, later)
+    with closing(sqlite3.connect(later / "mlflow.db")) as database, database:
+        database.execute("update alembic_version set version_num = '0123456789ab'")
+    with pytest.raises(TrackingError, match=r"found version 0123456789ab.*mlflow db upgrade") as error:
+        connect(make_params(), later)
+    assert "damaged" not in str(error.value) and "MLFLOW_TRACKING_URI" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"MLFLOW_TRACKING_URI": "http://u:hunter2@127.0.0.1:9"}, r"overrides `tracking\.uri`.* \(connection refused"),
+        ({"MLFLOW_TRACKING_URI": "localhost:5000"}, r"overrides `tracking\.uri`.*unsupported URI"),
+        ({"MLFLOW_TRACKING_URI": "sqlite://mlflow.db"}, r"overrides `tracking\.uri`.*Invalid SQLite URL"),
+        ({"MLFLOW_TRACKING_INSECURE_TLS": "maybe"}, r"MLflow at http://127\.0\.0\.1:9 failed .*INSECURE_TLS.*maybe"),
+        ({"http_proxy": "127.0.0.1:9", "no_proxy": "x"}, r"connection refused; the environment names a proxy \(http"),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_what_the_environment_sets_is_not_blamed_on_params_yaml(
+    variables: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrackingError, match=words) as error:
+        connect(dataclasses.replace(make_params(), uri="http://127.0.0.1:9"), tmp_path)
+    assert "hunter2" not in str(error.value) and "(`tracking.uri` in params.yaml)" not in str(error.value)

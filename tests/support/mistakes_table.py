@@ -202,7 +202,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         (
             "no network",
             setting("tracking.uri", "http://127.0.0.1:9"),
-            r"MLflow at http://127\.0\.0\.1:9 failed \(Max retries exceeded: no answer\); check that it is running",
+            r"MLflow at http://127\.0\.0\.1:9 failed \(connection refused\); check that it is running, ",
             69,
         ),
         (

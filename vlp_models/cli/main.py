@@ -21,13 +21,12 @@ from vlp_models.cli import (
     registry,
     status,
 )
-from vlp_models.common.device import container_cpus, cpu_count
+from vlp_models.common.environment import restart_plainly, settle_environment
 from vlp_models.common.log import configure_logging, steady_output
 from vlp_models.common.packages import PIPELINE, explain_missing_module, own_version
 from vlp_models.common.plugins import contrib_folders
 from vlp_models.common.progress import announced
 from vlp_models.common.redaction import redact
-from vlp_models.common.user import set_user_name
 from vlp_models.errors import (
     MissingToolError,
     TrackingError,
@@ -126,15 +125,9 @@ for folder in contrib_folders():
 
 def main() -> None:
     """Run a command. A `VLPError` is one line on stderr and its exit code."""
-    # A value that the user has set stays.
-    for tool in ("DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        os.environ.setdefault(tool, "true")
-    # Threads that wait actively slow each other down tenfold once there are more of them than cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if container_cpus() < (os.cpu_count() or 1):  # torch counts the machine's processors, not the container's limit
-        os.environ.setdefault("OMP_NUM_THREADS", str(cpu_count()))
+    restart_plainly()
     configure_logging()
-    set_user_name()
+    settle_environment()
     steady_output()
     try:
         app()

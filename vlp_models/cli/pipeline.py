@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.common.environment import command_environment, program_environment
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.portable import choose_instructions
-from vlp_models.common.supervise import command_environment, supervise_commands
-from vlp_models.errors import DataError, ParamsError, TrackingError, VLPError, explain_access, shorten_list
+from vlp_models.common.supervise import supervise_commands
+from vlp_models.errors import DataError, ParamsError, TrackingError, VLPError, explain_access, last_words, shorten_list
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
@@ -427,9 +428,12 @@ def explain_git(root: Path) -> str:
     if not (root / ".dvc").is_dir():
         return f"{root}: no .dvc folder; run in the project root, or run `dvc init`"
     # Also recognizes a repository whose root is above the project.
-    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=root, capture_output=True, text=True)
+    command = ["git", "rev-parse", "--show-toplevel"]
+    done = subprocess.run(command, cwd=root, env=program_environment(), capture_output=True)
     if not done.returncode:
         return ""
-    if "dubious ownership" in done.stderr:
+    if b"dubious ownership" in done.stderr:
         return f"{root}: another user's repository: run `git config --global --add safe.directory {root}`"
-    return f"{root}: not a git repository: run `git init`; DVC and the ledger need it"
+    if b"not a git repository" in done.stderr:
+        return f"{root}: not a git repository: run `git init`; DVC and the ledger need it"
+    return f"{root}: git does not read the repository: {last_words(done.stderr, done.stdout)}"

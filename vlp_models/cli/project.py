@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.packages import own_record, own_version
-from vlp_models.errors import DataError, ParamsError
+from vlp_models.errors import DataError, ParamsError, last_words
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 SCHEMA = Path(__file__).parents[1] / "params.schema.json"  # that editors check params.yaml with
@@ -72,20 +73,21 @@ def init(
         if preset:
             apply_overlay(project / "params.yaml", find_preset(preset), [])
         _write_plan(project)
-        _git(project, "init", "--quiet", "--initial-branch=main")
-        _git(project, "add", "--all")
-        # Fails without a user name, which is reported below.
-        is_committed = _git(project, "commit", "--quiet", "--message", "A project made by vlp init")
+        if refusal := _git(project, "init", "--quiet"):
+            raise DataError(refusal)
+        # Not `init --initial-branch`, which git 2.27 lacks.
+        _git(project, "symbolic-ref", "HEAD", "refs/heads/main")
+        commit = ("commit", "--quiet", "--message", "A project made by vlp init")
+        # Git refuses a commit without a user name, or if a hook or a signature fails.
+        refusal = _git(project, "add", "--all") or _git(project, *commit)
         if not target.exists():
             project.rename(target)
         else:  # perhaps the folder in which a shell is: it stays the same folder
             for entry in sorted(project.iterdir()):
                 entry.rename(target / entry.name)
     print(f"{folder}: a project of vlp-flows {own_version()} (template {template})")
-    if not is_committed:
-        print(
-            "git does not know your name yet, so nothing is committed: set user.name and user.email, then `git commit`"
-        )
+    if refusal:
+        print(f"nothing is committed: {refusal}\nfix that, then `git add --all && git commit`")
     print("\nnext:")
     for command in (*([] if target == Path.cwd() else [f"cd {folder}"]), *before, "vlp run"):
         print(f"  {command}")
@@ -118,10 +120,14 @@ def _write_plan(project: Path) -> None:
     (project / FILE).write_text(text, encoding="utf-8")
 
 
-def _git(project: Path, *arguments: str) -> bool:
-    """Run git; return whether it succeeded."""
+def _git(project: Path, *arguments: str) -> str:
+    """Run git; return why it failed, in its own words, or an empty text."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=project, capture_output=True, text=True)
+        done = subprocess.run(["git", *arguments], cwd=project, env=program_environment(), capture_output=True)
     except FileNotFoundError:
         raise DataError("git: not found; install it first (`vlp doctor` lists what else is needed)") from None
-    return done.returncode == 0
+    if done.returncode == 0:
+        return ""
+    if b"git config --global user." in done.stderr:
+        return "git does not know your name yet; set it with `git config user.name` and `git config user.email`"
+    return f"git {arguments[0]}: {last_words(done.stderr, done.stdout)}"

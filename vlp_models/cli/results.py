@@ -78,7 +78,7 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
 
 def print_places(params: Params, workspace: Workspace) -> None:
     """Print the path of the report, or of the validation page before it exists, and what shows the runs in MLflow."""
-    from vlp_models.registry.client import database_exists, tracking_uri
+    from vlp_models.registry.client import database_exists, named_uri, tracking_uri
 
     # The report exists after the last stage, the validation page after an early one.
     pages = {"report": workspace.reports / "index.html", "validation": workspace.reports / "validation.html"}
@@ -89,10 +89,11 @@ def print_places(params: Params, workspace: Workspace) -> None:
     # Asking MLflow about a database that does not exist would create it.
     if not params.tracking.uri or not database_exists(tracking_uri(params.tracking, workspace.root)):
         return
-    if params.tracking.uri.startswith(("http://", "https://")):
-        print(f"MLflow     {redact(params.tracking.uri)}{_experiment(params, workspace)}")
+    uri = redact(named_uri(params.tracking))
+    if uri.startswith(("http://", "https://")):
+        print(f"MLflow     {uri}{_experiment(params, workspace)}")
         return
-    print(f"MLflow     mlflow ui --backend-store-uri {redact(params.tracking.uri)} --host 127.0.0.1 --port 5000")
+    print(f"MLflow     mlflow ui --backend-store-uri {uri} --host 127.0.0.1 --port 5000")
     print(f"           {ADDRESS}{_experiment(params, workspace)}")
 
 

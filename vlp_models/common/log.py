@@ -29,7 +29,8 @@ def configure_logging() -> None:
     logger = logging.getLogger(PACKAGE)
     if logger.handlers:
         return
-    logger.setLevel(os.environ.get("VLP_LOG_LEVEL", "INFO").upper())
+    level = os.environ.get("VLP_LOG_LEVEL", "INFO").upper()
+    logger.setLevel(logging.getLevelNamesMapping().get(level, logging.INFO))
     # Otherwise the root logger's handlers, such as Prefect's or MLflow's, print each line a second time.
     logger.propagate = False
     logger.addHandler(StderrHandler())

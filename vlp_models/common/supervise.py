@@ -7,8 +7,8 @@ This small process runs between them. When it receives SIGTERM or SIGINT, or its
 command's whole process group, so that the trainer saves its state, waits `GRACE` seconds, then sends SIGKILL. If it
 is killed itself, the command receives SIGTERM: DVC terminated this way terminates its stage too (pipeline/guard.py).
 
-`start_supervised` starts one such process, `supervise_commands` one per command; `command_environment` is their
-environment. `kill_stopped_descendants` ends processes that others would wait for forever.
+`start_supervised` starts one such process, `supervise_commands` one per command. `kill_stopped_descendants` ends
+processes that others would wait for forever.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any, NoReturn
 
 from vlp_models.common.log import announce_stop, get_logger
-from vlp_models.common.user import set_user_name
 
 GRACE = 20.0  # seconds; less than the 30 a Prefect worker waits. The environment variable VLP_GRACE overrides it
 PR_SET_PDEATHSIG = 1
@@ -80,29 +78,6 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
         if deadline is not None and time.monotonic() > deadline:
             # Repeated until `wait` returns.
             _signal_group(child.pid, signal.SIGKILL)
-
-
-def command_environment(*, keep_order: bool = False) -> dict[str, str]:
-    """Return the environment of DVC and the stages it runs. The telemetry of every tool is off.
-
-    A stage's command is `vlp ...`: the one next to this interpreter comes first on the PATH, even if the venv is not
-    activated.
-
-    Args:
-        keep_order: leave the PATH as it is if it has the interpreter's folder: a deployment's own `vlp` wrapper may
-            come before it.
-    """
-    interpreter, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
-    folders = path.split(os.pathsep)
-    is_chosen = folders[0] == interpreter or (keep_order and interpreter in folders)
-    set_user_name()
-    return {
-        **os.environ,
-        "PATH": path if is_chosen else f"{interpreter}{os.pathsep}{path}",
-        "DVC_NO_ANALYTICS": "1",
-        "GX_ANALYTICS_ENABLED": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }
 
 
 def start_supervised(command: list[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:

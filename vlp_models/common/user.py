@@ -1,6 +1,6 @@
 """The account that runs this process: its name and home folder, which containers often lack.
 
-Prefect, DVC and MLflow ask for both and fail without; `vlp` sets the name itself and asks for the home folder.
+Prefect, DVC and MLflow ask for both and fail without; `vlp` sets the name (environment.py) and asks for the folder.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ def current_user() -> str:
     # OSError from Python 3.13 on, KeyError before it; ImportError on systems without `pwd`.
     except (OSError, KeyError, ImportError):
         return f"uid-{os.getuid()}"
-
-
-def set_user_name() -> None:
-    """Set USER where the password database has no name of this user: DVC and torch fail without one."""
-    if not any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):  # as getpass looks it up
-        os.environ["USER"] = current_user()
 
 
 def require_home() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.device import is_main_process, peak_host_memory_mb
+from vlp_models.common.environment import program_environment
 from vlp_models.common.io import hash_path, write_json
 from vlp_models.errors import DataError
 
@@ -97,7 +98,7 @@ class Workspace:
 def run_git(root: Path, *arguments: str) -> bytes | None:
     """Return git's output; None if it fails, hangs or is not installed."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, timeout=60)
+        done = subprocess.run(["git", *arguments], cwd=root, env=program_environment(), capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -108,7 +109,7 @@ def dvc_files(root: Path) -> Path:
     """Return the folder of DVC's cached files, by their md5; the default one if DVC is not installed."""
     command = [sys.executable, "-m", "dvc", "cache", "dir"]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=root, env=program_environment(), capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         done = None
     folder = done.stdout.partition("\n")[0] if done is not None and done.returncode == 0 else ""

@@ -85,6 +85,7 @@ def _post(url: str, body: dict[str, Any], timeout: float) -> str:
     except urllib.error.HTTPError as error:
         return f"HTTP status {error.code}"
     except urllib.error.URLError as error:
-        return f"{type(error.reason).__name__}"
+        # The system's words: refused, unknown host, a certificate that is not trusted
+        return redact(str(getattr(error.reason, "strerror", None) or error.reason))
     except Exception as error:  # in a thread: an uncaught one would print the URL with its traceback
         return type(error).__name__

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlp_models.common.environment import command_environment
 from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.redaction import redact
-from vlp_models.common.supervise import command_environment, start_supervised
+from vlp_models.common.supervise import start_supervised
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError
 from vlp_models.pipeline.dvc.consistency import clear_records
@@ -166,9 +167,7 @@ def run_supervised(
         TimedOut: the command was interrupted.
         StageFailed: any other exit code.
     """
-    # The command runs this code, also where the package is not installed but on the path.
     env = {**command_environment(keep_order=True), "PYTHONUNBUFFERED": "1"}
-    env["PYTHONPATH"] = f"{Path(__file__).parents[2]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     # The command below must not wait for the lock that this flow holds.
     if lock_fd is not None:
         env[HELD_LOCK] = os.fspath(Workspace(root).lock.resolve())

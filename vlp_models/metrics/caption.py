@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.log import get_logger
 from vlp_models.errors import DataError, MissingToolError, ProcessLostError
 from vlp_models.metrics.coco_tools import (
@@ -30,7 +31,6 @@ from vlp_models.metrics.coco_tools import (
     Meteor,
     explain_failure,
     find_java,
-    java_environment,
     package_directory,
     program_reason,
     tokenize_captions,
@@ -262,7 +262,7 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
         source.write_text(json.dumps(rows), encoding="utf-8")
         command = [java, "-Xmx8G", "-jar", "spice-1.0.jar", str(source), "-out", str(target), "-subset", "-silent"]
         try:
-            environment = java_environment()
+            environment = program_environment()
             done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=SPICE_TIMEOUT)
         except (OSError, subprocess.TimeoutExpired) as error:
             return not_computed("SPICE", n, f"SPICE failed: {error}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import shutil
 import signal
@@ -26,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.unicode_words import (
     CHARACTERS,
     JOINERS,
@@ -55,11 +55,6 @@ def find_java() -> str:
     if java is None:
         raise MissingToolError(NOT_FOUND)
     return java
-
-
-def java_environment() -> dict[str, str]:
-    """Return the environment for Java: in the C locale of containers and cron it opens no path with an umlaut."""
-    return {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
 def package_directory() -> Path:
@@ -93,7 +88,7 @@ def ptb_lines(texts: Sequence[str]) -> list[str]:
         done = subprocess.run(
             command,
             cwd=directory,
-            env=java_environment(),
+            env=program_environment(),
             input=content,
             capture_output=True,
             timeout=TOKENIZER_TIMEOUT,
@@ -128,7 +123,7 @@ class Meteor:
             self._process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=java_environment(),
+                env=program_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from vlp_models.common.environment import SHELLS
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import announce_stop, get_logger
 from vlp_models.common.supervise import kill_stopped_descendants
@@ -27,7 +28,6 @@ CHECK_EVERY = 1.0
 REPEAT_EVERY = 10.0
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SHELLS = ("sh", "bash", "dash", "zsh")
 
 
 def run_by_dvc() -> bool:

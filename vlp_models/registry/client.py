@@ -28,6 +28,7 @@ from vlp_models.errors import (
     explain_system_error,
     first_line,
     is_disk_full,
+    network_reason,
     plain_text,
 )
 from vlp_models.params import Params, TrackingParams
@@ -49,19 +50,33 @@ DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL may contain the server's user name and password
     "GIT_PYTHON_REFRESH": "quiet",
 }
+VARIABLE = "MLFLOW_TRACKING_URI"
 SQLITE = "sqlite:///"
+# SQLite's words -> the way out
+DATABASE_ADVICE = {
+    "malformed": "the file is damaged, restore it from a backup",
+    "is not a database": "restore the file from a backup",
+    "is locked": "end the other program that uses it",
+    "I/O error": "check that its disk is neither full nor damaged",
+    "unable to open": "check that it is a file in an existing folder",
+}
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 NOT_FOUND_CODES = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND")
 # A missing file as a bucket or a server reports it; MLflow passes both on as internal errors.
 _MISSING_FILE = re.compile(r"An error occurred \((?:404|NoSuchKey)\)|\b404 Client Error")
 
 
+def named_uri(params: TrackingParams) -> str:
+    """Return the tracking URI as the user has written it: MLFLOW_TRACKING_URI overrides params.yaml."""
+    return os.environ.get(VARIABLE) or params.uri
+
+
 def tracking_uri(params: TrackingParams, root: Path) -> str:
-    """Return the tracking URI. MLFLOW_TRACKING_URI wins; a relative SQLite path starts at the project root.
+    """Return the tracking URI; a relative SQLite path starts at the project root.
 
     DVC's temporary copies of a project (`dvc exp run --temp`) use the registry of the original.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or params.uri
+    uri = named_uri(params)
     # SQLAlchemy's addresses: three slashes start a relative path, four an absolute one.
     if uri.startswith(SQLITE) and not uri.startswith(SQLITE + "/"):
         home = str(project_root(root).absolute())
@@ -97,12 +112,19 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     with quick_imports():
         import mlflow
         from mlflow import MlflowClient
+        from sqlalchemy.exc import SQLAlchemyError
 
         if tracking_uri(params, root).startswith(SQLITE):
             import mlflow.store.tracking.sqlalchemy_store  # MLflow itself imports it later
 
     uri = tracking_uri(params, root)
+    # MLflow also sets the variable, which would override params.yaml from here on, and be blamed for it.
+    variable = os.environ.get(VARIABLE)
     mlflow.set_tracking_uri(uri)
+    if variable is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = variable
     mlflow.set_registry_uri(uri)
     home = project_root(root).absolute()
     # MLflow creates its tables on first use, and two processes that do so at once get in each other's way.
@@ -110,7 +132,8 @@ def connect(params: TrackingParams, root: Path) -> MlflowClient:
     if uri.startswith(SQLITE):
         file = home / ".work" / "locks" / "mlflow.lock"
         lock = file_lock(file, "process that opens MLflow's database", wait=300, announce_after=30)
-    with tracking_errors(uri), lock:
+    # ValueError: an address, or a variable of MLflow's, that it cannot read.
+    with tracking_errors(uri, ValueError, SQLAlchemyError), lock:
         if uri.startswith(SQLITE):
             # MLflow retries a database that cannot be opened for over three minutes; fail at once instead.
             with closing(sqlite3.connect(uri.removeprefix(SQLITE).partition("?")[0], timeout=10)) as database:
@@ -156,8 +179,8 @@ def _check_not_moved(location: str, home: Path, artifacts: str) -> None:
 
 
 @contextmanager
-def tracking_errors(uri: str) -> Iterator[None]:
-    """Raise every MLflow, store or file error of the block as a TrackingError.
+def tracking_errors(uri: str, *others: type[Exception]) -> Iterator[None]:
+    """Raise every MLflow, store or file error of the block, and `others`, as a TrackingError.
 
     Raises:
         TrackingError: a request to MLflow failed.
@@ -165,31 +188,39 @@ def tracking_errors(uri: str) -> Iterator[None]:
     try:
         yield
     # Python evaluates the types only when an exception arrives, so success imports no MLflow here.
-    except store_errors(sqlite3.Error) as error:
+    except store_errors(sqlite3.Error, *others) as error:
         raise TrackingError(_explain_failure(uri, error)) from error
 
 
 def _explain_failure(uri: str, error: Exception) -> str:
     """Return a sentence on a failed request: the file that the system refused, or the reason that MLflow gives."""
-    remedy = "then run again: finished work is kept"
+    label, remedy = _describe_server(uri), "then run again: finished work is kept"
     # The system names the file; a full disk may also be inside an error of the database.
     is_system_error = isinstance(error, OSError) and error.errno is not None and error.filename
     if is_system_error or is_disk_full(error):
-        return redact(f"MLflow at {uri} failed: {explain_system_error(error)}, {remedy}")
+        return redact(f"{label} failed: {explain_system_error(error)}, {remedy}")
     if uri.startswith(SQLITE):
         file = Path(uri.removeprefix(SQLITE).partition("?")[0])
         denied = explain_access(file) or explain_access(file.parent)  # SQLite writes its journal next to the file
         if denied:
-            return redact(f"MLflow at {uri} failed: {denied}, {remedy}")
-    # MLflow's messages are long and quote requests: their first line with an error is the reason.
-    lines = str(error).splitlines() or [type(error).__name__]
-    reason = plain_text(next((line for line in lines if "rror" in line), lines[0])[:200])
-    if "Max retries exceeded" in reason:  # the whole text repeats the address several times
-        reason = "Max retries exceeded: no answer"
-    way_out = "check that it is running (`tracking.uri` in params.yaml)"
+            return redact(f"{label} failed: {denied}, {remedy}")
+    reason = _explain_reason(error)
+    way_out = "check that it is running, " if network_reason(error) else "fix that, "
     if uri.startswith(SQLITE):
-        way_out = "check that its disk is neither full nor damaged; if the file is damaged, restore it from a backup"
-    return redact(f"MLflow at {uri} failed ({reason}); {way_out}, {remedy}")
+        way_out = next((f"{advice}, " for words, advice in DATABASE_ADVICE.items() if words in reason), way_out)
+    return redact(f"{label} failed ({reason}); {way_out}{remedy}")
+
+
+def _describe_server(uri: str) -> str:
+    """Return the address of MLflow, and what overrides params.yaml."""
+    source = f" (by {VARIABLE}, which overrides `tracking.uri` of params.yaml)"
+    return f"MLflow at {uri}{source if os.environ.get(VARIABLE) else ''}"
+
+
+def _explain_reason(error: Exception) -> str:
+    """Return why the connection failed, or the first line of MLflow's message with an error: it is long."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return network_reason(error) or plain_text(next((line for line in lines if "rror" in line), lines[0])[:300])
 
 
 @contextmanager
@@ -218,7 +249,7 @@ def mlflow_errors(params: Params) -> Iterator[None]:
         if is_database_error or is_disk_full(error):
             message = _explain_failure(uri, error)
         else:
-            message = redact(f"MLflow at {uri}: {first_line(error)}")
+            message = redact(f"{_describe_server(uri)}: {_explain_reason(error)}")
         raise (TrackingError(message) if is_database_error or is_away(error) else DataError(message)) from error
 
 

@@ -24,7 +24,7 @@ from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redacted
-from vlp_models.errors import BusyError, TrackingError, first_line
+from vlp_models.errors import BusyError, TrackingError, first_line, network_reason
 from vlp_models.params import TrackingParams, load_params
 from vlp_models.registry.client import NOT_FOUND_CODES, connect, is_away, tracking_uri
 from vlp_models.registry.curve_loggers import NOT_METRICS, CurveLogger, Status, flatten_params
@@ -134,7 +134,7 @@ class MLflowRun(CurveLogger):
 
     def _explain(self, error: Exception) -> str:
         cause = error.__cause__ if isinstance(error, TrackingError) and error.__cause__ else error
-        failure = "refused a request" if self.refused else "does not answer"
+        failure = "refused a request" if self.refused else "does not answer" if network_reason(cause) else "failed"
         return f"{self.name} {failure} ({redact(first_line(cause))[:200]})"
 
     def _send(self, log: Path) -> None:

@@ -54,7 +54,8 @@ def make_trainer(params: TrainerParams, model: nn.Module, *, accumulate: int, pr
     if started != processes:
         raise ParamsError(
             f"params.yaml: `trainer.devices: {params.devices}` times `trainer.num_nodes: {params.num_nodes}` is "
-            f"{processes} processes, but torchrun started {started}; make them equal"
+            f"{processes} processes, but torchrun started {started} (WORLD_SIZE, a variable); make them equal, or "
+            "unset RANK and WORLD_SIZE if an earlier job has left them"
         )
     if processes > 1 and "RANK" not in os.environ:
         require_loopback()

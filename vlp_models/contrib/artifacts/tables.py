@@ -15,6 +15,7 @@ from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
 from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
+from vlp_models.registry.client import named_uri
 from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
 from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
 
@@ -138,7 +139,7 @@ def _links(root: Path, params: Params) -> list[Artifact]:
     if page.exists():
         links.append(Artifact(key="report", description="The report, on the worker's disk", link=page.as_uri()))
     # A registry on a server has pages of its own; one in a file has them once the user starts MLflow's UI on it.
-    uri = redact(params.tracking.uri)
+    uri = redact(named_uri(params.tracking))
     base = uri.rstrip("/") if uri.startswith("http") else MLFLOW_UI
     how = "" if base == uri.rstrip("/") else f" (mlflow ui --backend-store-uri {uri})"
     for task, receipts in sorted(read_registered(root / "reports").items()):

@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from vlp_models.common.environment import command_environment
 from vlp_models.common.io import atomic_write, hash_file, to_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact_yaml, redacted
-from vlp_models.common.supervise import command_environment
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.contrib.bundles.replay import predict_alone, score
 from vlp_models.contrib.bundles.run_bundle import (

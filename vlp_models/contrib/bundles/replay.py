@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.io import hash_file, scratch_directory
 from vlp_models.common.packages import PREFIX, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
@@ -298,7 +299,7 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
 
 def _vlp(folder: Path, *words: str) -> None:
     """Run a command with its output on this terminal."""
-    done = subprocess.run([sys.executable, "-m", "vlp_models.cli.main", *words], cwd=folder)
+    done = subprocess.run([sys.executable, "-m", "vlp_models.cli.main", *words], cwd=folder, env=program_environment())
     if done.returncode:
         raise DataError(f"`vlp {' '.join(words)}` failed in the copy of the project, with exit code {done.returncode}")
 

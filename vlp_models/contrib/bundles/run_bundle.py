@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import is_line, read_zip_member
-from vlp_models.errors import DataError, MissingToolError
+from vlp_models.errors import DataError, MissingToolError, first_line
 from vlp_models.params import Params
 from vlp_models.params.load import read_plain
 from vlp_models.params.runs import NAME
@@ -273,8 +273,8 @@ def load_signer(key: Path) -> Any:
         return signing.Config().use_elliptic_key_signer(private_key=key)
     except FileNotFoundError:
         raise DataError(f"{key}: no such file") from None
-    except Exception:  # of the library, for each kind of key another
-        raise DataError(f"{key}: cannot sign with it; a private key must be {KEYS}") from None
+    except Exception as error:  # of the library, for each kind of key another
+        raise DataError(f"{key}: cannot sign with it ({first_line(error)}); a private key must be {KEYS}") from None
 
 
 def sign(path: Path, signer: Any) -> Path:
@@ -296,8 +296,10 @@ def check_signature(path: Path, public_key: Path) -> None:
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except FileNotFoundError:
         raise DataError(f"{public_key}: no such file") from None
-    except Exception:  # see load_signer
-        raise DataError(f"{public_key}: cannot check a signature with it; a public key must be {KEYS}") from None
+    except Exception as error:  # see load_signer
+        raise DataError(
+            f"{public_key}: cannot check a signature with it ({first_line(error)}); a public key must be {KEYS}"
+        ) from None
     signature = path.with_name(path.name + ".sig")
     if not signature.is_file():
         raise DataError(f"{signature}: no such file; the bundle is not signed")

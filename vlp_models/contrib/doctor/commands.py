@@ -15,10 +15,11 @@ from typing import Literal
 import typer
 
 from vlp_models.cli.pipeline import explain_git, explain_permissions
+from vlp_models.common.environment import program_environment
 from vlp_models.common.lock import check_locks
 from vlp_models.common.source_hash import ROOT, other_package
 from vlp_models.common.user import HOME_HINT, current_user
-from vlp_models.errors import DataError, explain_access, explain_system_error, plain_text
+from vlp_models.errors import DataError, explain_access, explain_system_error, last_words, plain_text
 
 # Releases that must not run, and why.
 KNOWN_BAD = {
@@ -112,13 +113,20 @@ def _java() -> Finding:
     if java is None:
         return Finding("note", "java", f"not found: {missing}")
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, errors="replace", timeout=20)
+        done = subprocess.run(
+            [java, "-version"],
+            env=program_environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("note", "java", f"{java} failed to start ({plain_text(str(error))}): {missing}")
     # `java -version` prints to stderr.
     first = next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "")
     if done.returncode or not first:
-        return Finding("note", "java", f"{java} failed to start: {missing}")
+        return Finding("note", "java", f"{java} failed to start ({last_words(done.stderr, done.stdout)}): {missing}")
     return Finding("ok", "java", first)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vlp_models.contrib.export.layout import CARD, CONFIG, PATTERNS, check_library
-from vlp_models.errors import DataError, MissingToolError, VLPError, first_line
+from vlp_models.errors import DataError, MissingToolError, VLPError, first_line, network_reason
 from vlp_models.serving.bundle import CONTENT, list_files, read_bundle_info
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import ImageModel, Predictor
@@ -219,10 +219,11 @@ def _ask_hub(request: Callable[[], T], repo_id: str) -> T:
         ) from None
     except errors.RevisionNotFoundError:
         raise DataError(f"{repo_id}: the repository has no such revision") from None
-    except errors.LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError as error:
+        reason = network_reason(error)
         raise DataError(
-            f"{repo_id}: not in the cache of this machine, and the Hugging Face Hub cannot be reached; download it "
-            "where there is a network, and give its folder"
+            f"{repo_id}: not in the cache of this machine, and the Hugging Face Hub cannot be reached"
+            f"{f' ({reason})' if reason else ''}; download it where there is a network, and give its folder"
         ) from None
     except Exception as error:  # a library for HTTP raises its own errors
         raise DataError(f"{repo_id}: the Hugging Face Hub cannot be reached or refuses: {first_line(error)}") from None

@@ -10,6 +10,7 @@ pickles. Each file is compared with the hash that the Hub lists for it, since th
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlp_models.data.formats.files import is_hidden
-from vlp_models.errors import DataError, MissingToolError, ParamsError, first_line
+from vlp_models.errors import DataError, MissingToolError, ParamsError, first_line, network_reason
 
 PREFIX = "hf://"
 # A full SHA-1 of git; shorter ones could become ambiguous.
@@ -216,8 +217,8 @@ def _hub_errors(name: str, dataset: HubDataset) -> Iterator[None]:
         raise DataError(f"{where}: the dataset has no {missing}; see {page}/commits/main") from None
     except errors.HFValidationError as error:
         raise DataError(f"{where}: not a valid name ({first_line(error)})") from None
-    except (errors.LocalEntryNotFoundError, errors.CachedRepoTreeNotFoundError, errors.OfflineModeIsEnabled):
-        raise DataError(f"{where}: {_explain_offline(dataset)}") from None
+    except (errors.LocalEntryNotFoundError, errors.CachedRepoTreeNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise DataError(f"{where}: {_explain_offline(dataset, error)}") from None
     except errors.HfHubHTTPError as error:
         code = error.response.status_code
         way_out = token if code in (401, 403) else "run the same command again; what is downloaded is kept"
@@ -227,16 +228,20 @@ def _hub_errors(name: str, dataset: HubDataset) -> Iterator[None]:
         is_network = type(error).__module__.startswith("httpx")
         if not is_network and not (isinstance(error, OSError) and error.errno is None):
             raise
-        raise DataError(f"{where}: {_explain_offline(dataset)}") from None
+        raise DataError(f"{where}: {_explain_offline(dataset, error)}") from None
 
 
-def _explain_offline(dataset: HubDataset) -> str:
+def _explain_offline(dataset: HubDataset, error: Exception) -> str:
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
-        reason, way_out = "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE"
+        name = next((n for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(n)), "HF_HUB_OFFLINE")
+        reason, way_out = f"{name} is set", f"unset {name}"
     else:
-        reason, way_out = f"{constants.ENDPOINT} cannot be reached", "run again where there is a network"
+        server = constants.ENDPOINT + " (by HF_ENDPOINT)" * bool(os.environ.get("HF_ENDPOINT"))
+        words = network_reason(error)
+        reason = f"{server} cannot be reached" + f" ({words})" * bool(words)
+        way_out = "run again where there is a network"
     if not dataset.is_pinned:
         return f"{reason}, so its commit is unknown; {way_out}, or name the commit: {PREFIX}{dataset.repo}@COMMIT"
     return (

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.environment import command_environment
 from vlp_models.data.batches import batch_folders
 from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, first_line
@@ -70,7 +71,7 @@ def _dvc(root: Path, *arguments: str) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "dvc", *arguments],
             cwd=root,
-            env={**os.environ, "DVC_NO_ANALYTICS": "1"},
+            env=command_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

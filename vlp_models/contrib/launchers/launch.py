@@ -35,7 +35,7 @@ from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers.machine import describe_machine
 from vlp_models.contrib.launchers.params import LaunchersParams
-from vlp_models.errors import LaunchError, MissingToolError, Terminated
+from vlp_models.errors import LaunchError, MissingToolError, Terminated, first_line
 from vlp_models.params import Params
 from vlp_models.pipeline.guard import run_by_dvc
 
@@ -86,10 +86,10 @@ class Launch:
         """Read the launch of a folder; an error if this machine does not see it."""
         try:
             return cls(**json.loads((folder / LAUNCH).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError) as error:
             raise LaunchError(
-                f"{folder / LAUNCH} cannot be read on this machine: the project's folder must be on a file system that "
-                "all nodes see, under the same path"
+                f"{folder / LAUNCH} cannot be read on this machine ({first_line(error)}): the project's folder must be "
+                "on a file system that all nodes see, under the same path"
             ) from None
 
 

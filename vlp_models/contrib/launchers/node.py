@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vlp_models.common.device import cpu_count
+from vlp_models.common.environment import program_environment
 from vlp_models.common.log import configure_logging
 from vlp_models.common.loopback import require_loopback
 from vlp_models.common.supervise import die_with_parent, kill_stopped_descendants
@@ -147,11 +148,9 @@ def _rendezvous(launch: Launch, index: int, endpoint: str) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(MISLEADING)}
+    env = {name: value for name, value in program_environment().items() if not name.startswith(MISLEADING)}
     # The processes of a node share its cores.
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // launch.devices)))
-    # The folder above the package, so that the processes import the code that runs here.
-    env["PYTHONPATH"] = f"{Path(__file__).parents[3]}{os.pathsep}{env.get('PYTHONPATH', '')}"
     # Else the processes that torchrun starts again find the addresses of the lost ones in the store, and gloo waits.
     return env | {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 

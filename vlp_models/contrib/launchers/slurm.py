@@ -16,6 +16,7 @@ from pathlib import Path
 import submitit
 from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment, clean_env
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.log import get_logger
 from vlp_models.contrib.launchers.launch import POLL, STOP, STOPPED, Launch, last_line, read_outcome
 from vlp_models.contrib.launchers.node import run_node
@@ -79,7 +80,10 @@ class SlurmJob:
             return None
         self._polled = time.monotonic()
         done = subprocess.run(
-            ["squeue", "--noheader", "--jobs", self.job_id, "--format", "%T %r"], capture_output=True, text=True
+            ["squeue", "--noheader", "--jobs", self.job_id, "--format", "%T %r"],
+            env=program_environment(),
+            capture_output=True,
+            text=True,
         )
         state = done.stdout.strip()
         if state and state != self._logged:
@@ -92,7 +96,7 @@ class SlurmJob:
         return f"SLURM job {self.job_id}: {state}" if state.split()[0] in ENDED else None
 
     def cancel(self) -> None:
-        subprocess.run(["scancel", self.job_id], check=False)
+        subprocess.run(["scancel", self.job_id], env=program_environment(), check=False)
 
     def clean_up(self) -> None:
         pass

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.log import get_logger
 from vlp_models.contrib.launchers.launch import LAUNCH, OUTCOME, POLL, STOP, Launch, is_there
 from vlp_models.contrib.launchers.node import RESTARTS, run_node
@@ -33,7 +34,9 @@ class LocalNode:
         command = [sys.executable, "-m", "vlp_models.contrib.launchers.node", str(launch.folder)]
         command += ["--endpoint", launch.endpoint] if launch.endpoint else []
         # A session of its own: Ctrl-C reaches this command only, which stops the training by the file `stop`.
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, env=program_environment(), stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def end(self) -> str | None:
         if self._process.poll() is None:

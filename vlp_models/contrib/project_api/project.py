@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.io import read_json
 from vlp_models.common.packages import require_module
 from vlp_models.common.workspace import Workspace
@@ -97,12 +97,11 @@ class Project:
             CommandError: the command failed.
         """
         command = [sys.executable, "-m", "vlp_models.cli.main", *arguments]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         last = ""
         with subprocess.Popen(
             command,
             cwd=self.root,
-            env=environment,
+            env=program_environment(PYTHONUNBUFFERED="1"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -28,11 +28,12 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.packages import require_module
 from vlp_models.common.source_hash import refuse_other_package
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, last_words
 
 POOL, POOL_LIMIT = "vlp", 3  # one run works, two may wait for the workspace
 WEEKLY = "retrain/weekly"
@@ -67,10 +68,7 @@ class Stack:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of Prefect's processes, without the Prefect settings of the shell."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        # Requests to this machine must not go through a proxy; a proxy's own exceptions stay.
-        for name in ("no_proxy", "NO_PROXY"):
-            env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1"]))
+        env = {name: value for name, value in program_environment().items() if not name.startswith("PREFECT_")}
         return env | {
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_API_URL": f"{self.url}/api",
@@ -79,7 +77,6 @@ class Stack:
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             # Runs that ended 90 days ago are deleted, with their logs and artifacts; the default keeps them forever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "true",
-            "DO_NOT_TRACK": "1",
             "PWD": str(self.root),
         }
 
@@ -107,7 +104,9 @@ class Stack:
         try:
             child = subprocess.Popen(
                 command,
-                cwd=self.root,
+                # Not the project: Prefect reads .env, prefect.toml and pyproject.toml of its folder, and a key or a
+                # database of another server would apply to this one.
+                cwd=self.folder,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -127,7 +126,7 @@ class Stack:
             problem = "ended" if self.find(name) is None else "does not answer"
             if problem == "ended" or time.monotonic() > deadline:
                 log = self.folder / f"{name}.log"
-                last = _last_line(log.read_text(errors="replace"))
+                last = last_words(log.read_text(encoding="utf-8", errors="replace"))
                 raise DataError(f"Prefect's {name} {problem}; {log} ends with: {last}; fix that and run `vlp up` again")
             time.sleep(0.5)
 
@@ -136,7 +135,7 @@ class Stack:
         command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
         done = subprocess.run(command, cwd=self.root, env=self.environment(), capture_output=True, text=True)
         if done.returncode:
-            raise DataError(f"`prefect {' '.join(arguments)}` failed: {_last_line(done.stdout + done.stderr)}")
+            raise DataError(f"`prefect {' '.join(arguments)}` failed: {last_words(done.stderr, done.stdout)}")
 
     def call(self, path: str, body: Any = None, method: str = "", timeout: float = 60) -> Any:
         """Return the REST API's answer; None for 404. With a body, the method is POST unless given."""
@@ -199,7 +198,7 @@ def start_process(stack: Stack, name: str) -> str:
         label = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
         command = [*prefect, "worker", "start", "--pool", POOL, "--name", label]
     else:
-        command = [sys.executable, "-m", "vlp_models.contrib.stack.keep"]
+        command = [sys.executable, "-m", "vlp_models.contrib.stack.keep", str(stack.root)]
     stack.start(name, command)
     return command[-1]
 
@@ -456,12 +455,6 @@ def _started(stack: Stack, name: str, running: psutil.Process | None) -> str:
     if running is None:
         return f"started (pid {stack.record[name]['pid']})"
     return f"running since {datetime.fromtimestamp(running.create_time()):%Y-%m-%d %H:%M} (pid {running.pid})"
-
-
-def _last_line(output: str) -> str:
-    """Return the last line that has words, without the frame that Prefect draws around errors."""
-    lines = [line.strip("│ ") for line in output.splitlines() if any(map(str.isalnum, line))]
-    return lines[-1] if lines else "no output"
 
 
 def _since_boot(process: psutil.Process) -> float:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from vlp_models.cli.project import MERGED, copy_file, template_files
+from vlp_models.common.environment import program_environment
 from vlp_models.common.packages import own_version
 from vlp_models.errors import DataError
 
@@ -82,7 +83,9 @@ def _merge(root: Path, name: str, old: Path | None, new: Path, apply: bool) -> b
     labels = ("-L", "yours", "-L", "before", "-L", "new template")
     base = old or Path(os.devnull)  # a file that the template did not have, and you do
     # git merge-file writes the result into `file`; its exit code is the number of conflicts.
-    done = subprocess.run(["git", "merge-file", *labels, file, base, new], capture_output=True)
+    done = subprocess.run(
+        ["git", "merge-file", *labels, file, base, new], env=program_environment(), capture_output=True
+    )
     return done.returncode == 0
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlp_models.common.environment import command_environment
 from vlp_models.common.io import hash_file, scratch_directory
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, ParamsError
@@ -105,17 +106,12 @@ def _prepare(root: Path, workspace: Workspace, kind: str, name: str, start: str 
 
 def _train(root: Path, kind: str, name: str, *, kill: bool = False) -> int:
     """Train to the end or, with `kill`, until a checkpoint is saved; return the update of the last saved checkpoint."""
-    code = str(Path(__file__).parents[3])
-    # The code of this process, even where another version is installed.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))}
-    # The stage must not believe that DVC runs it.
-    environment.pop("DVC_STAGE", None)
     log, saved = root / "log.txt", 0
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "vlp_models.cli.main", "stage", kind, name],
             cwd=root,
-            env=environment,
+            env=command_environment(),  # the stage must not believe that DVC runs it
             stdout=output,
             stderr=subprocess.STDOUT,
             # A session of its own, so that the kill reaches its data loaders as well.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.supervise import command_environment
-from vlp_models.errors import DataError, plain_text
+from vlp_models.common.environment import command_environment
+from vlp_models.errors import DataError, last_words, plain_text
 
 
 def read_stale(root: Path, targets: Sequence[str] = (), timeout: float | None = None) -> dict[str, list[Any]]:
@@ -36,7 +36,8 @@ def read_stale(root: Path, targets: Sequence[str] = (), timeout: float | None = 
             return {name: list(changes) for name, changes in stages.items()}
     except (ValueError, AttributeError, TypeError):
         pass
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-    # Another DVC process holds the lock.
-    busy = any("busy" in line for line in lines)
-    raise DataError("dvc status: a stage is running" if busy else f"dvc status: {plain_text(lines[0])}")
+    if "busy" in done.stderr:  # another DVC process holds the lock
+        raise DataError("dvc status: a stage is running")
+    # Warnings come before DVC's error, and hints after it; without one it has crashed.
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    raise DataError(f"dvc status: {plain_text(errors[0] if errors else last_words(done.stderr, count=1))}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
 from vlp_models.data.tables import BATCH_ROWS, ID_COLUMN, LANGUAGES, SPLITS, TableWriter, read_batches
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import Params, ValidateParams, to_plain
 from vlp_models.pipeline.engines import cluster_mapper
 
@@ -53,6 +53,7 @@ logger = get_logger(__name__)
 Row = dict[str, Any]
 EXAMPLES = 3  # in the error
 PAGE = "validation.html"
+SUITES = "vlp_models.curation.validation.suites"
 REPEATED = "repeated captions of a training image"
 MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
 BATCH = 65_536  # rows that are held as Python objects and checked at once
@@ -153,15 +154,18 @@ def _find_near_duplicates(sources: list[Path], params: ValidateParams, mapper: M
     """Return near-duplicates of test images across all datasets (vlp_models/curation/duplicates)."""
     tested = _test_images(_files(sources, "images"))
     rules = NearRules.of(params.near_duplicates)
-    # Great Expectations takes seconds to import: meanwhile other processes search.
-    threading.Thread(target=_import_suites, daemon=True).start()
     files = [source / FINGERPRINTS for source in sources]
-    return find_leaks(files, tested, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
-
-
-def _import_suites() -> None:
-    with suppress(Exception):  # the check imports it again and raises what is wrong
-        from vlp_models.curation.validation import suites  # noqa: F401
+    # Great Expectations takes seconds to import: meanwhile other processes search.
+    with ThreadPoolExecutor(1) as pool:
+        imported = pool.submit(import_module, SUITES)
+        leaks = find_leaks(files, tested, rules, workers=cpu_count(MAX_PROCESSES), mapper=mapper)
+    try:
+        imported.result()  # a second import would find some of its packages loaded, and fail with another error
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise MissingToolError(f"great_expectations: its import failed: {type(error).__name__}: {error}") from error
+    return leaks
 
 
 def _test_images(files: list[Path]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from vlp_models.common.environment import program_environment
 from vlp_models.common.plugins import active_plugins, add_plugins
 from vlp_models.contrib.plugin_kit.conformance.checks import Problem
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes
@@ -58,7 +59,10 @@ def check_ranks(trial: Trial) -> None:
 def _run_ranks(folder: Path) -> None:
     command = [sys.executable, "-m", "vlp_models.contrib.plugin_kit.conformance.ranks"]
     processes = [
-        subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(RANKS)
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], env=program_environment(), stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
     ]
     try:
         # Waits for one process after the other; a deadlock of the two shows as a timeout.
