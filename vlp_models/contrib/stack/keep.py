@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -107,21 +106,21 @@ def dead_runs(stack: Stack) -> list[dict[str, Any]]:
 
 
 def end_run(stack: Stack, run: dict[str, Any], kind: str, message: str) -> None:
-    """End a dead run and its tasks, and free the GPU slot that one holds: its lease would end after five minutes."""
+    """End a dead run and its tasks, and free its GPU slot."""
     if run["state_type"] != kind:
         set_state(stack, f"/flow_runs/{run['id']}", kind, message)
     query = {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 200}
-    tasks = stack.call("/task_runs/filter", query, timeout=CALL_SECONDS) or []
-    for task in tasks:
+    for task in stack.call("/task_runs/filter", query, timeout=CALL_SECONDS) or []:
         if task["state_type"] in ("RUNNING", "PENDING"):
             set_state(stack, f"/task_runs/{task['id']}", kind, message)
-    ids = {run["id"], *(task["id"] for task in tasks)}
+    # A lease does not name its holder. One that is older than every run at work was left by a dead one; it would end
+    # after five minutes.
+    oldest = min((process.create_time() for process in flow_processes(stack)), default=time.time())
     for file in (stack.folder / "prefect" / "concurrency_leases").glob("*.json"):
-        lease = read_json_or_none(file)
-        with suppress(KeyError, TypeError, AttributeError):  # the list of when they end
-            if lease["metadata"]["holder"]["id"] in ids:
-                lease_id = {"lease_id": lease["id"]}
-                stack.call("/v2/concurrency_limits/decrement-with-lease", lease_id, timeout=CALL_SECONDS)
+        lease = read_json_or_none(file) or {}
+        if "created_at" in lease and datetime.fromisoformat(lease["created_at"]).timestamp() < oldest:
+            lease_id = {"lease_id": lease["id"]}
+            stack.call("/v2/concurrency_limits/decrement-with-lease", lease_id, timeout=CALL_SECONDS)
 
 
 def set_state(stack: Stack, path: str, kind: str, message: str, *, name: str = "") -> None:
