@@ -18,6 +18,7 @@ from typing import Any
 
 from ground import TRAININGS, Command, Ground, environment
 from moments import Fault, Outcome, expect_message, set_params, start
+from parts import TORCHRUN, train_with_two
 
 IMPOSSIBLE = "not possible on this machine"
 NAMES = (  # of the project's folder
@@ -72,13 +73,11 @@ def odd_name(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def no_host_name(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """Give the machine a host name that does not resolve, as in a container; trainings are started by torchrun."""
-    wrap = ["unshare", "-ru", "sh", "-c", 'hostname no-such-host-xyz && exec "$@"', "sh"]
-    restore = set_params(ground, {"trainer.launcher": "torchrun"} if fault.stage in TRAININGS else {})
-    outcome.note = "torchrun" if fault.stage in TRAININGS else ""
-    run = _run(ground, fault, outcome, {}, wrap, "host name")
-    restore()
-    return run
+    """Give the machine a host name that does not resolve, as in a container; the training is started by torchrun."""
+    nameless = 'hostname no-such-host-xyz && mount --bind /dev/null /etc/hosts && exec "$@"'
+    outcome.reference = train_with_two(ground, fault)
+    set_params(ground, TORCHRUN)
+    return _run(ground, fault, outcome, {}, ["unshare", "-rum", "sh", "-c", nameless, "sh"], "host name")
 
 
 def small_shared_memory(ground: Ground, fault: Fault, outcome: Outcome) -> Command:

@@ -490,4 +490,5 @@ def _params() -> dict[str, Any]:
         "accelerator": "cpu",
         "torch_threads": 1,
     }
+    params["flow"]["retry_delays"] = [2, 5, 10]  # seconds; the default has minutes
     return params

@@ -55,7 +55,8 @@ ON_TRAININGS = (
     *(*DAMAGES, "MLflow away", "server away", "loader process", "DVC after new params"),
     *("unattended: params edited", "small /dev/shm"),
 )
-ONLY_ON = {"torchrun": "pretrain@tden", "Java program": CAPTIONING}
+ONLY_ON = {"torchrun": "pretrain@tden", "host name does not resolve": "pretrain@tden", "Java program": CAPTIONING}
+TWO_PROCESSES = ("torchrun", "host name does not resolve")
 WHOLE = ("params edited", *REGISTER_AGAIN)  # the rest of the pipeline is checked, too
 
 
@@ -85,7 +86,7 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
     elif kind in PARTS and command == "flow":
         command = "vlp run"
     # The weights of two processes are other weights: the stages below would train again.
-    whole = kind != "torchrun" and (command == "flow" or kind in WHOLE or rng.random() < 1 / 3)
+    whole = kind not in TWO_PROCESSES and (command == "flow" or kind in WHOLE or rng.random() < 1 / 3)
     return Fault(number, kind, stage, rng.choice(moments), command, rng.random() < 0.5, rng.random(), whole)
 
 
@@ -140,10 +141,7 @@ def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
     if outcome.restored and "restored the result of a finished run" not in rerun.output:
         outcome.blame("lost", "a finished training was not restored")
     outcome.blame("lost", *(f"still running: {line}" for line in ground.wait_for_quiet()))
-    if not outcome.problems and outcome.reference:
-        if ground.weights(fault.stage).read_bytes() != outcome.reference:
-            outcome.blame("silent", "the weights differ from an undisturbed training with two processes")
-    elif not outcome.problems:
+    if not outcome.problems:
         _compare(ground, fault, outcome)
     if outcome.problems:
         outcome.output += "\n--- rerun\n" + rerun.output[-3000:]
@@ -151,6 +149,10 @@ def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
 
 def _compare(ground: Ground, fault: Fault, outcome: Outcome) -> None:
     """Compare the result with the undisturbed run's."""
+    if outcome.reference:
+        if ground.weights(fault.stage).read_bytes() != outcome.reference:
+            outcome.blame("silent", "the weights differ from an undisturbed training with two processes")
+        return
     # A stage that was recorded with an edit is trained twice: with the edit, and as it was.
     trained = 2 if "params edited" in fault.kind and fault.stage in outcome.may_repeat else 1
     content, history = ground.wrong("registry" if fault.kind in REGISTER_AGAIN else fault.stage, trained)

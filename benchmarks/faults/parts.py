@@ -45,14 +45,21 @@ def java_program(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
 
 
 def torchrun_part(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
-    """Kill torchrun's node, or one of its two processes."""
-    outcome.reference = _reference(ground, fault)
+    """Kill torchrun's node, its agent, or one of its two processes."""
+    outcome.reference = train_with_two(ground, fault)
     set_params(ground, TORCHRUN)  # also for the next run: the same processes compute the same numbers
-    role = random.Random(fault.chance).choice(
-        ("vlp_models.contrib.launchers.node", "vlp_models.contrib.launchers.worker")
-    )
-    outcome.note = role.rpartition(".")[2]
-    return _strike(ground, fault, outcome, lambda: _named(ground, role), "torchrun", "process", "node")
+    outcome.note = random.Random(fault.chance).choice(("node", "agent", "process"))
+
+    def find() -> list[psutil.Process]:
+        agents = _named(ground, "torch.distributed.run")
+        if outcome.note == "agent":
+            return agents
+        if outcome.note == "node":
+            return _named(ground, "launchers.node")
+        # The agent's command line names what it starts.
+        return [process for process in _named(ground, "launchers.worker") if process not in agents]
+
+    return _strike(ground, fault, outcome, find, "torchrun", "process", "node")
 
 
 def dvc_at_the_end(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
@@ -111,6 +118,8 @@ def _strike(
     victim, number = chance.choice(victims), chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
     if fault.kind in ("torchrun", "pool process"):
         number = signal.SIGKILL
+    if fault.kind == "Java program":
+        outcome.note = "METEOR" if victim in _named(ground, "meteor") else "tokenizer"
     outcome.note = " ".join(filter(None, (outcome.note, number.name)))
     try:
         victim.send_signal(number)
@@ -139,7 +148,7 @@ def _named(ground: Ground, word: str) -> list[psutil.Process]:
     return named
 
 
-def _reference(ground: Ground, fault: Fault) -> bytes:
+def train_with_two(ground: Ground, fault: Fault) -> bytes:
     """Return the weights of an undisturbed training with two processes; it is run once for all lanes."""
     file = ground.top / f"two-processes-{fault.stage}.safetensors"
     with (ground.top / "two-processes.lock").open("w") as lock:
