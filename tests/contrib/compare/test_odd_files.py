@@ -195,7 +195,7 @@ def test_graded_rotations_are_a_cluster(tmp_path: Path) -> None:
 
 def test_rows_with_totals_are_no_items(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    for name in ("Overall", "average", "Total:", "macro avg"):
+    for name in ("Overall", "average", "Total:", "macro avg", "Std. Dev.", "Gesamt", "Overall accuracy (%)", "平均"):
         path.write_text(f"item,score\nall,71.2%\nq1,1\nall in all,1\nq2,0\n{name},0.67\n")
         (run,) = read_runs(path)
         assert values_of(run) == {"q1": 1.0, "all in all": 1.0, "q2": 0.0}

@@ -109,6 +109,14 @@ def test_parquet_files_are_preferred_and_a_folder_is_enough(hub: HubServer, tmp_
     assert set(hub.downloaded) == {f"en/data/{split}-00000-of-00001.parquet" for split in ("train", "test")}
 
 
+def test_tars_are_preferred_to_the_tables_that_img2dataset_writes_next_to_them(hub: HubServer, tmp_path: Path) -> None:
+    write_webdataset(tmp_path / "pets")
+    tars = files_below(tmp_path / "pets")
+    hub.files = tars | {name.replace(".tar", ".parquet"): b"a table of URLs" for name in tars}
+    assert prepare(hub, tmp_path / "one") == ""
+    assert set(hub.downloaded) == set(tars)
+
+
 def test_a_file_with_a_wrong_hash_is_refused(hub: HubServer, tmp_path: Path) -> None:
     write_parquet(tmp_path / "pets")
     hub.files = files_below(tmp_path / "pets")

@@ -47,8 +47,13 @@ NOT_JUDGED = -1.0  # in the tables of VLMEvalKit
 CIRCULAR = ("mmbench", "ccbench", "circular", "mmcr")  # in the names of VLMEvalKit's datasets with rotated options
 CONTENTS = ("doc_hash", "question")  # columns that identify what an item is about
 SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)  # first line of a csv file that a spreadsheet wrote
+# How spreadsheets and scripts in several languages name a row about the others: `Mean score:`, `Overall accuracy (%)`.
 SUMMARY = re.compile(
-    r"((grand|macro|micro|weighted) )?(overall|all|average|avg\.?|mean|total|sum|summary)( (score|accuracy))?:?",
+    r"((grand|macro|micro|weighted) )?"
+    r"(overall|all|average|avg\.?|mean|total|sum|summary|median|count|min|max|minimum|maximum|std\.?|stdev|"
+    r"std\.? ?dev\.?|sd|standard deviation|gesamt|summe|mittelwert|durchschnitt|moyenne|promedio|media|"
+    r"média|totale|итого|среднее|平均|平均值|合计|合計|总计|總計|Σ|∑|μ|σ)"
+    r"( (score|accuracy|items))?( ?\(.*\))?:?",
     re.IGNORECASE,
 )
 

@@ -135,10 +135,15 @@ def download(name: str, root: str) -> Path:
 def _choose_layout(name: str, dataset: HubDataset, files: Iterable[str]) -> tuple[str, ...]:
     """Return how the names of the data files end, in the order of layouts in which the reader looks for them."""
     images = (f".{suffix}" for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)))
-    for endings, image_endings in (((PARQUET,), ()), ((TAR,), ()), (METADATA, images)):
-        if any(_is_data(path, endings) for path in files):
+    paths = set(files)
+    layouts: list[tuple[tuple[str, ...], Iterable[str]]] = [((PARQUET,), ()), ((TAR,), ()), (METADATA, images)]
+    # img2dataset's tables of the files in tars: the tars have the images
+    if any(f"{path.removesuffix(PARQUET)}{TAR}" in paths for path in paths if path.endswith(PARQUET)):
+        layouts.insert(0, layouts.pop(1))
+    for endings, image_endings in layouts:
+        if any(_is_data(path, endings) for path in paths):
             return (*endings, *image_endings)
-    suffixes = ", ".join(sorted({PurePosixPath(path).suffix or path for path in files})) or "nothing"
+    suffixes = ", ".join(sorted({PurePosixPath(path).suffix or path for path in paths})) or "nothing"
     raise DataError(
         f"data.{name}: {dataset.root} has no {PARQUET}, no {TAR} and no {' or '.join(METADATA)}, but {suffixes}; the "
         "Hub converts many datasets to parquet: "

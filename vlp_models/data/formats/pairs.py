@@ -43,7 +43,15 @@ from vlp_models.data.formats.base import (
     is_utf8,
     join_id,
 )
-from vlp_models.data.formats.files import is_hidden, list_command, open_lines, read_csv, read_lines, require_directory
+from vlp_models.data.formats.files import (
+    PACKED,
+    is_hidden,
+    list_command,
+    open_lines,
+    read_csv,
+    read_lines,
+    require_directory,
+)
 from vlp_models.data.formats.splits import Division, check_splits, hold_out, split_held_out
 from vlp_models.data.joins import Database
 from vlp_models.data.names import FileNames
@@ -341,7 +349,9 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
         return read_csv(path, tables, "captions", NEEDED, OPTIONAL, delimiter=DELIMITERS[suffix])
     if suffix in JSON_LINES:
         return read_lines(path, tables, "captions", "image-caption pairs as JSON lines", (*NEEDED, *OPTIONAL))
-    way_out = list_command(path.name) if suffix == ".json" else "save the file as one of them"
+    way_out = "unpack the file" if suffix in PACKED else "save the file as one of them"
+    if suffix == ".json":
+        way_out = list_command(path.name)
     raise DataError(f"{path}: pairs are read from {', '.join((*DELIMITERS, *JSON_LINES))}; {way_out}")
 
 

@@ -91,7 +91,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
             if tables["languages"]:
                 counts["languages"] = len(tables["languages"])
-            for note, count in (*tables.notes.items(), *tables.skipped.items()):
+            for note, count in tables.notes.items():
                 logger.info("prepare %s: %d %s", key, count, note)
             if tables.ignored:
                 logger.info("prepare %s: %s", key, tables.describe_ignored())
