@@ -10,6 +10,7 @@ import csv
 import difflib
 import io
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,8 +78,9 @@ def _readable(path: Path, purpose: str) -> Iterator[None]:
 def _explain_missing(path: Path) -> str:
     """Return the way out for a missing file: archives next to it that are still packed, or a folder with its path."""
     folder = next(parent for parent in path.parents if parent.is_dir())
-    names = sorted(entry.name for entry in folder.iterdir())
-    if deeper := [name for name in names if (folder / name / path.relative_to(folder)).is_file()]:
+    names = sorted(entry.name for entry in folder.iterdir()) if os.access(folder, os.R_OK) else []
+    # `os.path` passes over folders that may not be entered
+    if deeper := [name for name in names if os.path.isfile(folder / name / path.relative_to(folder))]:  # noqa: PTH113
         return f"it is in {folder / deeper[0]}: name that folder in params.yaml"
     if packed := [name for name in names if name.endswith(PACKED)]:
         return f"unpack {', '.join(packed[:3])} in {folder}, if it has the file"
