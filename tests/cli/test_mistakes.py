@@ -11,10 +11,13 @@ import json
 import logging
 import os
 import re
+import resource
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,7 +28,7 @@ from cloned_project import ROOT, environment, run_in_process
 from mistakes import Arrange, file_size_limit, folder, make_template, mode, nothing, setting, without_root_rights
 from mistakes_table import TABLE, Mistake
 
-from vlp_models.cli.main import app
+from vlp_models.cli.main import app, main
 from vlp_models.common import progress
 from vlp_models.common.lock import HELD_LOCK, file_lock
 from vlp_models.common.workspace import Workspace
@@ -138,6 +141,53 @@ def test_a_user_whom_the_system_does_not_know_needs_only_a_home_folder(
     unknown = "--map-user=12345 --map-group=12345"
     done = in_namespace(unknown, "sh", "-c", f"cd {shlex.quote(str(project))} && exec {clean}")
     check_answer(done.stdout + done.stderr, sentence)
+
+
+def take_too_much_memory() -> None:
+    import torch
+
+    torch.empty(2**50)
+
+
+def open_too_many_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    try:
+        with contextlib.ExitStack() as opened:
+            while True:
+                opened.enter_context(socket.socket())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def start_too_many_threads() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, limits[1]))  # no room for a stack
+    try:
+        threading.Thread(target=print).start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize(
+    ("exhaust", "sentence"),
+    [
+        (lambda: bytearray(2**62), "vlp: out of memory; free some, lower the `batch_size`"),
+        (take_too_much_memory, "vlp: out of memory; free some, lower the `batch_size`"),
+        (open_too_many_files, "vlp: too many open files; raise the limit with `ulimit -n`"),
+        (start_too_many_threads, "vlp: no further process or thread; raise the limit with `ulimit -u`"),
+    ],
+    ids=["Python's memory", "torch's memory", "files", "threads"],
+)
+def test_an_exhausted_machine_is_named_with_the_limit_to_raise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exhaust: Callable[[], None], sentence: str
+) -> None:
+    monkeypatch.setattr("vlp_models.cli.main.app", exhaust)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(sentence)
 
 
 def test_a_name_that_the_terminal_cannot_show_is_escaped(project: Path) -> None:

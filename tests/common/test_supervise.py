@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -40,3 +42,22 @@ def test_an_interrupt_ends_all_commands_and_the_next_one_is_not_swallowed(tmp_pa
     thread.join()
     assert not names[2].exists(), "no further command starts"
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.slow
+def test_a_command_that_stays_stopped_is_reported_with_the_way_out() -> None:
+    """It is not killed: a user may have paused it."""
+    stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    code = f"""
+import sys
+from vlp_models.common import supervise
+supervise.LOOK_EVERY = 0.1
+sys.exit(supervise.supervise([sys.executable, "-c", {stopped!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    sentence = process.stderr.readline()
+    way_out = re.search(r"is stopped by a signal; `(kill -CONT \d+)` continues it", sentence)
+    assert way_out, sentence
+    subprocess.run(way_out[1].split(), check=True)
+    assert process.wait(30) == 0

@@ -19,9 +19,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+<<<<<<< HEAD
 from typing import Any, NoReturn
+=======
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+>>>>>>> 94fabfa1 (A stopped stage is reported by its supervisor; exhausted memory, processes and files are one sentence; docs)
 
 from vlp_models.common.log import announce_stop, get_logger
 
@@ -65,6 +72,7 @@ def supervise(command: list[str], grace: float = GRACE, parent: int | None = Non
         stdin=subprocess.DEVNULL,
         preexec_fn=lambda: die_with_parent(supervisor),  # safe: this process has one thread
     )
+    threading.Thread(target=_report_stopped_descendants, daemon=True).start()
     deadline: float | None = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,29 +133,43 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
     return code or (128 + received[0] if received else 0)
 
 
-def kill_stopped_descendants() -> NoReturn:
+def kill_stopped_descendants() -> None:
     """Kill each process below this one that stays stopped (SIGSTOP) while this one runs; to be run in a thread.
 
     What waits for an answer of such a process would wait forever, but notices its death: a trainer that of a loader
-    process or another rank, a stage that of a pool's member or a Java program. Looks are counted, not seconds: if this
-    process was stopped as well (Ctrl-Z), they continue together.
+    process or another rank, a stage that of a pool's member or a Java program.
+    """
+    for pid, name in _find_stopped_descendants(LOOKS):
+        logger.warning("process %d (%s) was stopped by a signal and is killed", pid, name)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _report_stopped_descendants() -> None:
+    """Log which process stays stopped. A stage may be paused on purpose, so it is not killed."""
+    # The stage has killed its own by then.
+    for pid, name in _find_stopped_descendants(2 * LOOKS):
+        logger.warning("process %d (%s) is stopped by a signal; `kill -CONT %d` continues it", pid, name, pid)
+
+
+def _find_stopped_descendants(limit: int) -> Iterator[tuple[int, str]]:
+    """Yield pid and name of each process below this one that is stopped in `limit` looks in a row; endless.
+
+    Looks are counted, not seconds: if this process was stopped as well (Ctrl-Z), they continue together.
     """
     import psutil
 
     looks: Counter[psutil.Process] = Counter()
     while True:
         time.sleep(LOOK_EVERY)
-        stopped = []
+        stopped = Counter[psutil.Process]()
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it has ended
                 if process.status() == psutil.STATUS_STOPPED:
-                    stopped.append(process)
-        looks = Counter({process: looks[process] + 1 for process in stopped})
-        for process in stopped:
-            if looks[process] >= LOOKS:
-                with contextlib.suppress(psutil.Error):
-                    logger.warning("process %d (%s) was stopped by a signal and is killed", process.pid, process.name())
-                    process.kill()
+                    stopped[process] = looks[process] + 1
+                    if stopped[process] == limit:
+                        yield process.pid, process.name()
+        looks = stopped
 
 
 def _signal_group(pid: int, number: int) -> None:
