@@ -22,13 +22,8 @@ import sys
 import threading
 import time
 from collections import Counter
-<<<<<<< HEAD
-from typing import Any, NoReturn
-=======
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
->>>>>>> 94fabfa1 (A stopped stage is reported by its supervisor; exhausted memory, processes and files are one sentence; docs)
 
 from vlp_models.common.log import announce_stop, get_logger
 
