@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from public_tden import PUBLIC
 
 from vlp_models.cli.presets import apply_overlay
+from vlp_models.common.workspace import Workspace
+from vlp_models.errors import ParamsError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.params import Params, load_params
+from vlp_models.pipeline.stages.plan import planned
 
 ROOT = Path(__file__).parents[2]
 FACTS = DataFacts(vocab_size=30522, mask_id=103, feature_dim=2048, num_classes=1601)  # BERT's vocabulary
@@ -181,6 +185,51 @@ def test_own_pairs_is_the_only_source_even_on_top_of_flickr8k(tmp_path: Path) ->
     assert merged.config == {"feature_dropout": over.models["tden"].config["feature_dropout"]}
     assert alone.finetune["tden-retrieval"] == over.finetune["tden-retrieval"]
     assert alone.finetune["tden-retrieval"].sources == {"pairs": 1}
+
+
+def test_few_pairs_leaves_nothing_of_own_pairs_and_its_data_is_compared_with_new_data(tmp_path: Path) -> None:
+    params = applied(tmp_path, ["own-pairs", "few-pairs"])
+    stages = yaml.safe_load(planned(params, Workspace(tmp_path)))["stages"]
+    assert set(stages["initial"]["foreach"]) == set(params.models) == {"tden"}
+    assert "checkpoints/finetune/tden-captioning" in stages["training_stats"]["deps"]
+    (tmp_path / "params.yaml").unlink()
+    unused = applied(tmp_path, ["own-pairs", "own-vocabulary"])
+    apply_overlay(tmp_path / "params.yaml", None, ["models.left_over={family: soho}"])
+    stages = yaml.safe_load(planned(load_params(tmp_path / "params.yaml"), Workspace(tmp_path)))["stages"]
+    assert set(stages["initial"]["foreach"]) == {unused.model_of(run) for run in unused.finetune}
+
+
+@pytest.mark.parametrize(
+    ("before", "preset", "assignments", "message"),
+    [
+        (
+            ["own-pairs", "few-pairs"],
+            "ingest",
+            ["pretrain.tden.sources.ingested=1"],
+            r"has no `pretrain\.tden`, so",
+        ),
+        (
+            ["own-pairs"],
+            "soho-tasks",
+            [],
+            r"others: `vlp use scenes-tasks && vlp use soho && vlp use soho-tasks`",
+        ),
+        (
+            ["nlvr"],
+            "own-pairs",
+            [],
+            r"missing key `models\.tden\.family`; it fits the shipped params\.yaml, but",
+        ),
+    ],
+)
+def test_a_preset_that_does_not_fit_is_not_blamed(
+    tmp_path: Path, before: list[str], preset: str, assignments: list[str], message: str
+) -> None:
+    applied(tmp_path, before)
+    file = ROOT / "vlp_models" / "presets" / f"{preset}.yaml"
+    with pytest.raises(ParamsError, match=message) as error:
+        apply_overlay(tmp_path / "params.yaml", file, assignments)
+    assert str(error.value).startswith(f"{tmp_path}/params.yaml with the preset {preset}"), "not the installed file"
 
 
 @pytest.mark.parametrize("name", ["own-pairs", "few-pairs", "flickr8k"])

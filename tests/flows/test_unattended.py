@@ -180,6 +180,9 @@ def test_an_invalid_key_is_reported_to_the_webhook(project: Path, listener: Any)
 def test_new_data_is_drift_checked_until_it_passes(project: Path) -> None:
     (project / "data" / "inbox").mkdir(parents=True)
     (project / "reports" / "ingest.json").write_text('{"new": 3, "content": "abc"}')
+    skipped = run_without_server(project, lambda params: retrain_parts(params)[1:2], name="retrain", log=print)
+    assert [o.state for o in skipped] == ["skipped"], "nothing is measured before the first training"
+    (project / "data" / "training_stats.json").write_text("{}")
 
     def new_data(params: Params) -> list[Part]:
         return [dataclasses.replace(part, skip="") for part in retrain_parts(params)[:2]]

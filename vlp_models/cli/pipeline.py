@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -366,7 +367,8 @@ def plan_files(
         raw: params.yaml as plain data; default: read it.
     """
     from vlp_models.common.io import is_same_text
-    from vlp_models.common.packages import OWN_RECORD, outdated_records, own_record
+    from vlp_models.common.packages import outdated_records, own_record
+    from vlp_models.common.source_hash import outdated_plugin_records
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
     from vlp_models.pipeline.stages.plan import planned
@@ -375,9 +377,9 @@ def plan_files(
     # Before anything is written: a sink whose package is missing would stop a training later.
     check_sinks(params.tracking)
     sources = named_sources(params, regions=facts.regions)
-    files = outdated_records(sources, workspace.root) | own_record(workspace.root)
-    if OWN_RECORD in (path.relative_to(workspace.root).as_posix() for path in files):
-        _print_upgrade(workspace)
+    code = own_record(workspace.root) | outdated_plugin_records(facts.used.plugins(params), workspace.root)
+    files = outdated_records(sources, workspace.root) | code
+    _print_upgrades(workspace, code)
     file = workspace.root / FILE
     if not is_generated(workspace.root):
         print(
@@ -391,19 +393,27 @@ def plan_files(
     return files
 
 
-def _print_upgrade(workspace: Workspace) -> None:
-    """Print what another version of this package makes stale, if the project was planned with one."""
-    from vlp_models.common.packages import OWN, own_version, recorded_version
+def _print_upgrades(workspace: Workspace, records: Mapping[Path, str]) -> None:
+    """Print what another version of this package, or of one of plugins, makes stale if one was recorded.
+
+    Args:
+        records: path -> new text.
+    """
+    from vlp_models.common.io import read_json_or_none
     from vlp_models.pipeline.stages.plan import changed_code
 
-    before, now = recorded_version(workspace.root), own_version()
-    if before:
+    steps = []
+    for path, text in records.items():
+        old, new = read_json_or_none(path), json.loads(text)
+        if isinstance(old, dict) and old.get("version"):
+            before, now = old["version"], new["version"]
+            steps.append(f"{new['package']} {f'{before} -> {now}' if before != now else f'{now}, changed'}")
+    if steps:
         changed = changed_code(workspace)
-        step = f"{before} -> {now}" if before != now else f"{now}, changed"
         effect = (
             f"other code for {shorten_list(changed, 6)}; their stages are stale" if changed else "nothing becomes stale"
         )
-        print(f"{OWN} {step}: {effect}", file=sys.stderr)
+        print(f"{', '.join(steps)}: {effect}", file=sys.stderr)
 
 
 def run_lock(workspace: Workspace, command: str) -> AbstractContextManager[int]:

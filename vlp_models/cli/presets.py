@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vlp_models.pipeline.stages.plan import PlanFacts
 
 PACKAGED = Path(__file__).parents[1] / "presets"
+SHIPPED = Path(__file__).parents[1] / "template" / "params.yaml"
 
 # The keys that define what an entry of these sections is; a preset may change all others.
 DEFINING = {
@@ -120,8 +122,37 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     if not is_kept:
         # The dump's own layout then.
         text = dumped
-    params = parse_params(raw, str(preset or params_file))
+    # The fault is in what was merged together: neither file need be wrong on its own.
+    sources = [*([f"the preset {preset.stem}"] if preset else []), *(["--set"] if assignments else [])]
+    try:
+        params = parse_params(raw, f"{params_file} with {' and '.join(sources)}")
+    except ParamsError as error:
+        hint = _explain_missing_entries(original, assignments) or (_explain_order(preset) if preset else "")
+        raise ParamsError(f"{error}{hint}") from None
     return Overlay(text, raw, params, changes, facts=check_params(params))
+
+
+def _explain_missing_entries(original: str, assignments: list[str]) -> str:
+    """Return the models, runs and datasets that `--set` changes and params.yaml does not have."""
+    before = read_plain(original, "params.yaml")
+    keys = [assignment.partition("=")[0].split(".") for assignment in assignments]
+    changed = {tuple(key[:2]) for key in keys if key[0] in DEFINING and len(key) > 2}
+    missing = [f"`{section}.{name}`" for section, name in sorted(changed) if name not in _mapping(before.get(section))]
+    return f"; params.yaml has no {', '.join(missing)}, so leave out what sets a key of it" if missing else ""
+
+
+def _explain_order(preset: Path) -> str:
+    """Return what a preset is applied to, if it does not fit these params: other presets, or the shipped file."""
+    # The first line of a preset has the commands in order.
+    commands = re.findall(r"vlp use [\w-]+", read_yaml_text(preset).partition("\n")[0])
+    if len(commands) > 1:
+        return f"; it comes after others: `{' && '.join(commands)}`"
+    with suppress(ParamsError):
+        shipped, overlay = _read(SHIPPED)[1], _read(preset)[1]
+        merge_into(shipped, overlay, "", [])
+        parse_params(read_plain(_dump(shipped), SHIPPED), str(SHIPPED))
+        return "; it fits the shipped params.yaml, but not this one: make a project for it with `vlp init`"
+    return ""
 
 
 def _yaml() -> Any:

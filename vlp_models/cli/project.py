@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ import typer
 
 from vlp_models.common.environment import program_environment
 from vlp_models.common.packages import own_record, own_version
-from vlp_models.errors import DataError, ParamsError, last_words
+from vlp_models.errors import DataError, ParamsError, last_words, shorten_list
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 SCHEMA = Path(__file__).parents[1] / "params.schema.json"  # that editors check params.yaml with
@@ -52,45 +54,90 @@ def init(
 
     Example: `vlp init my-project && cd my-project && vlp run`
     """
-    from vlp_models.cli.presets import apply_overlay, find_preset
     from vlp_models.params.schema import suggestion
+    from vlp_models.pipeline.guard import stopped_by_signals
 
     if template not in TEMPLATES:
         raise ParamsError(f"no template `{template}`{suggestion(template, TEMPLATES)}; known: {', '.join(TEMPLATES)}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder}: exists and is not an empty folder; name another one")
     preset, before = TEMPLATES[template]
     target = folder.resolve()
-    # The project is made next to its place and moved there at the end, so that a failure leaves nothing behind.
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same file system as the target, so that the move is a rename.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        project = Path(scratch) / "project"
-        for name, file in template_files().items():
-            # The second copy is the base of later three-way merges (`vlp upgrade`).
-            copy_file(file, project / name)
-            copy_file(file, project / MERGED / name)
-        if preset:
-            apply_overlay(project / "params.yaml", find_preset(preset), [])
-        _write_plan(project)
-        if refusal := _git(project, "init", "--quiet"):
-            raise DataError(refusal)
-        # Not `init --initial-branch`, which git 2.27 lacks.
-        _git(project, "symbolic-ref", "HEAD", "refs/heads/main")
-        commit = ("commit", "--quiet", "--message", "A project made by vlp init")
-        # Git refuses a commit without a user name, or if a hook or a signature fails.
-        refusal = _git(project, "add", "--all") or _git(project, *commit)
-        if not target.exists():
-            project.rename(target)
-        else:  # perhaps the folder in which a shell is: it stays the same folder
-            for entry in sorted(project.iterdir()):
-                entry.rename(target / entry.name)
+    _check_free(folder)
+    # Folders above it that do not exist yet, the nearest first.
+    missing = [parent for parent in target.parents if not parent.exists()]
+    with stopped_by_signals("vlp init", announce=False):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # The project is made next to its place, in the same file system, and moved there when it is complete.
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+                project = Path(scratch) / "project"
+                refusal = _write_project(project, preset)
+                _move_into(target, project)
+        except BaseException:
+            for parent in missing:
+                with suppress(OSError):  # not empty: another program wrote there meanwhile
+                    parent.rmdir()
+            raise
     print(f"{folder}: a project of vlp-flows {own_version()} (template {template})")
     if refusal:
         print(f"nothing is committed: {refusal}\nfix that, then `git add --all && git commit`")
     print("\nnext:")
-    for command in (*([] if target == Path.cwd() else [f"cd {folder}"]), *before, "vlp run"):
+    change_folder = [] if target == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    for command in (*change_folder, *before, "vlp run"):
         print(f"  {command}")
+
+
+def _check_free(folder: Path) -> None:
+    """Check that a folder does not exist, or has nothing but hidden files and environments that no project has."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise DataError(f"{folder}: exists and is not a folder; name another one")
+    written = {Path(name).parts[0] for name in template_files()} | {".git"}
+    taken = [
+        entry.name
+        for entry in sorted(folder.iterdir())
+        if entry.name in written or not (entry.name.startswith(".") or (entry / "pyvenv.cfg").is_file())
+    ]
+    if taken:
+        raise DataError(f"{folder}: is not empty ({shorten_list(taken, 3)}); name another folder, or move that away")
+
+
+def _write_project(project: Path, preset: str) -> str:
+    """Write the project's files, and commit them; return why git refused the commit, if it did."""
+    from vlp_models.cli.presets import apply_overlay, find_preset
+
+    for name, file in template_files().items():
+        # The second copy is the base of later three-way merges (`vlp upgrade`).
+        copy_file(file, project / name)
+        copy_file(file, project / MERGED / name)
+    if preset:
+        apply_overlay(project / "params.yaml", find_preset(preset), [])
+    _write_plan(project)
+    if refusal := _git(project, "init", "--quiet"):
+        raise DataError(refusal)
+    # Not `init --initial-branch`, which git 2.27 lacks.
+    _git(project, "symbolic-ref", "HEAD", "refs/heads/main")
+    commit = ("commit", "--quiet", "--message", "A project made by vlp init")
+    # Git refuses a commit without a user name, or if a hook or a signature fails.
+    return _git(project, "add", "--all") or _git(project, *commit)
+
+
+def _move_into(target: Path, project: Path) -> None:
+    """Move a complete project to its place; if that fails, the folder that was there has what it had before."""
+    if not target.exists():
+        project.rename(target)
+        return
+    moved: list[Path] = []
+    try:  # one by one: perhaps a shell is in the folder, which stays the same folder
+        for entry in sorted(project.iterdir()):
+            moved.append(entry.rename(target / entry.name))
+    except BaseException:
+        for path in moved:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def template_files() -> dict[str, Path]:

@@ -13,6 +13,7 @@ import typer
 from vlp_models.common.lock import find_holder
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import redact
+from vlp_models.common.source_hash import changed_packages
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import DataError, VLPError, explain_system_error, first_line, plain_text
 from vlp_models.pipeline.dvc.stale import read_stale
@@ -53,7 +54,8 @@ def print_status(
     console = open_console()
     if result.stale:
         count = len(result.stale)
-        print_line(console, "stale", f"{count} stages; `vlp run` brings them up to date", style="yellow")
+        stages = "1 stage; `vlp run` brings it" if count == 1 else f"{count} stages; `vlp run` brings them"
+        print_line(console, "stale", f"{stages} up to date", style="yellow")
         for name, reasons in list(result.stale.items())[:MAX_STALE]:
             print_line(console, "", f"  {name:24} {', '.join(reasons)}")
         if count > MAX_STALE:
@@ -122,6 +124,9 @@ def _collect_stale(root: Path, result: Status) -> None:
         for change in changes:
             reasons += change if isinstance(change, dict) else [change]
         result.stale[name] = list(dict.fromkeys(reasons))
+    # DVC depends on the records of installed packages, which `vlp run` writes again.
+    if packages := changed_packages(root):
+        result.stale.setdefault("plan", []).append(f"code of {', '.join(packages)}")
 
 
 def _collect_running(root: Path, result: Status) -> None:

@@ -229,6 +229,12 @@ def recorded_version(root: Path) -> str:
     return str((_read_record(root / OWN_RECORD) or {}).get("version", ""))
 
 
+def recorded_packages(root: Path) -> dict[str, str]:
+    """Return name -> version of the installed packages that results depend on: code, plugins and weights."""
+    records = [_read_record(file) or {} for file in sorted((root / FOLDER).glob("*.json"))]
+    return {str(r["package"]): str(r["version"]) for r in records if r.get("package") and r.get("version")}
+
+
 def check_own_record(root: Path) -> None:
     """Check that the package that runs is the one that the project was planned with, if that is recorded."""
     before, now = recorded_version(root), own_version()

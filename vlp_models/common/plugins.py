@@ -187,10 +187,13 @@ def import_target(target: str) -> Any:
         # Name the line of the plugin that failed; for a missing class there is only its file.
         innermost = traceback.extract_tb(error.__traceback__)[-1]
         location = f"{innermost.filename}:{innermost.lineno}"
+        reason = first_line(error)
         if isinstance(error, AttributeError) and module in sys.modules:
             location = str(getattr(sys.modules[module], "__file__", module))
+        elif isinstance(error, SyntaxError):  # the frame is Python's own, which reads the file
+            location, reason = f"{error.filename}:{error.lineno}", error.msg
         raise ParamsError(
-            f"plugin {target}: cannot be imported: {location}: {type(error).__name__}: {first_line(error)}"
+            f"plugin {target}: cannot be imported: {location}: {type(error).__name__}: {reason}"
         ) from error
 
 

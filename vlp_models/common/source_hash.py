@@ -16,9 +16,13 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from vlp_models.common.io import stat_file
+from vlp_models.common.io import read_json_or_none, stat_file, to_json
+from vlp_models.common.packages import FOLDER, OWN, own_record, recorded_version
+from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import KINDS, PACKAGE, active_plugins, package_folder
 from vlp_models.errors import ParamsError
 
@@ -81,6 +85,53 @@ def plugin_packages() -> dict[str, Path]:
     names = {target.partition(":")[0].partition(".")[0] for target in targets}
     folders = {name: package_folder(name) for name in sorted(names - {PACKAGE})}
     return {name: folder for name, folder in folders.items() if folder is not None}
+
+
+def outdated_plugin_records(targets: Iterable[str], root: Path) -> dict[Path, str]:
+    """Return path -> new text of each packages/PACKAGE.json that does not match the installed package of plugins.
+
+    Args:
+        targets: `module:object` of plugins in use; those in the project's own folder need no record.
+    """
+    packages: dict[str, list[str]] = {}
+    for target in targets:
+        package = target.partition(":")[0].partition(".")[0]
+        if package not in (PACKAGE, PLUGINS):
+            packages.setdefault(package, []).append(target)
+    records = {root / plugin_record(name): describe_plugins(name, plugins) for name, plugins in packages.items()}
+    return {path: to_json(record) for path, record in records.items() if read_json_or_none(path) != record}
+
+
+def plugin_record(package: str) -> str:
+    """Return the path that DVC tracks for an installed package of plugins, whose folder differs between machines."""
+    return f"{FOLDER}/{package}.json"
+
+
+def describe_plugins(package: str, targets: Iterable[str]) -> dict[str, Any]:
+    """Return name and version of the installed package of plugins, and a hash of the files of it that they run on."""
+    names = sorted(set(targets))
+    own_files = {name: sha256 for name, sha256 in hash_sources(names).items() if name.startswith(f"{package}:")}
+    distributions = metadata.packages_distributions().get(package, [])
+    return {
+        "package": next(iter(distributions), package),
+        "version": metadata.version(distributions[0]) if distributions else "",
+        "plugins": names,
+        "code": hashlib.sha256(to_json(own_files).encode()).hexdigest(),
+    }
+
+
+def changed_packages(root: Path) -> list[str]:
+    """Return the installed packages whose code is not what the project's records have: this one, those of plugins."""
+    changed = [OWN] if recorded_version(root) and own_record(root) else []
+    for file in sorted((root / FOLDER).glob("*.json")):
+        record = read_json_or_none(file)
+        if isinstance(record, dict) and "plugins" in record:
+            try:
+                is_same = describe_plugins(file.stem, record["plugins"]) == record
+            except (ValueError, ParamsError):  # the package is gone, or its code is not Python
+                is_same = False
+            changed += [] if is_same else [str(record["package"])]
+    return changed
 
 
 def code_hash(modules: Iterable[str]) -> str:
@@ -207,7 +258,10 @@ def _read(source: _Source, root: Path, changed: tuple[int, ...]) -> tuple[str, t
     content = source.path.read_bytes()
     if source.path.suffix != ".py":
         return hash_source_text(content, source.path.name), ()
-    tree = ast.parse(content, filename=str(source.path))
+    try:
+        tree = ast.parse(content, filename=str(source.path))
+    except SyntaxError as error:
+        raise ParamsError(f"{source.path}:{error.lineno}: SyntaxError: {error.msg}") from None
     names: set[str] = set()
     parts = [] if source.path == source.folder else list(source.parts)
     _collect_imports(tree, names, [source.package, *parts])

@@ -125,7 +125,8 @@ def supervise_commands(commands: list[list[str]], environment: dict[str, str], a
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return code or (128 + received[0] if received else 0)
+    # What was stopped ends as the shell has it, not with the 255 that DVC has for every stop.
+    return 128 + received[0] if received else code
 
 
 def kill_stopped_descendants() -> None:

@@ -87,19 +87,23 @@ def training_parts(params: Params, runs: list[str]) -> list[Part]:
             # Scheduled sampling has a kind of its own: it takes longer.
             plain = run.scheduled_sampling.scheme == "none"
             kind, title = ("pretrain", "pretrain") if plain else ("scheduled_sampling", "scheduled sampling")
-            # No stage depends on the statistics of its data, with which the next drift is measured.
-            has_statistics = "training_stats" in STAGES and name == params.statistics_run()
-            statistics = ("training_stats",) if has_statistics else ()
-            targets = (f"pretrain@{name}", *statistics)
+            targets = (f"pretrain@{name}", *_statistics(params, f"pretrain/{name}"))
             parts.append(Part(name=f"{title} {name}", kind=kind, targets=targets, gpu=True))
     # Each run after those it starts from.
     # A run's chain is longer than that of every run it starts from.
     for name in sorted(params.finetune, key=lambda name: len(params.chain(f"finetune/{name}"))):
         if f"finetune/{name}" in checkpoints:
-            parts.append(Part(name=f"finetune {name}", kind="finetune", targets=(f"finetune@{name}",), gpu=True))
+            targets = (f"finetune@{name}", *_statistics(params, f"finetune/{name}"))
+            parts.append(Part(name=f"finetune {name}", kind="finetune", targets=targets, gpu=True))
     evaluations = tuple(f"evaluate@{run}" for run in runs)
     parts.append(Part(name="evaluate", kind="evaluate", targets=evaluations, gpu=True))
     return parts
+
+
+def _statistics(params: Params, checkpoint: str) -> tuple[str, ...]:
+    """Return the stage that describes a training's data, for the next drift, since no other stage depends on it."""
+    has_statistics = "training_stats" in STAGES and checkpoint == params.statistics_run()
+    return ("training_stats",) if has_statistics else ()
 
 
 def promotion_part(task: str) -> Part:

@@ -82,9 +82,12 @@ class Params(Extensible):
         return checkpoints
 
     def statistics_run(self) -> str:
-        """Return the pretraining with whose data `vlp drift` compares new data: `drift.run`, else the first."""
+        """Return the checkpoint with whose data `vlp drift` compares: of `drift.run`, else of the first training."""
         drift = self.sections.get("drift")  # contrib/drift
-        return (drift.run if drift else "") or next(iter(self.pretrain), "")
+        trained = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(self, kind)]
+        if drift and drift.run:
+            return next((name for name in trained if name.endswith(f"/{drift.run}")), f"pretrain/{drift.run}")
+        return next(iter(trained), "")
 
     def model_of(self, run: str) -> str:
         """Return the name of the model that a fine-tuning run trains."""

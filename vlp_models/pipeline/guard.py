@@ -56,7 +56,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     """
     # ranks above 0: rank 0 has the lock, and announces the stop
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        with _stopped_by_signals(stage, announce=False):
+        with stopped_by_signals(stage, announce=False):
             yield
         return
     name = f"{'launch-' if launching else ''}{stage.replace('@', '-')}.lock"
@@ -64,7 +64,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
     wait = LOCK_WAIT_LAUNCHED if LAUNCHED in os.environ else LOCK_WAIT
     command = f"`vlp stage {stage.replace('@', ' ')}`"
     # Signals first, so that a stop while this waits for the lock is announced as well.
-    with _stopped_by_signals(stage), file_lock(lock, command, wait=wait):
+    with stopped_by_signals(stage), file_lock(lock, command, wait=wait):
         threading.Thread(target=kill_stopped_descendants, daemon=True).start()
         if run_by_dvc():  # DVC is not writing dvc.lock while a stage runs
             back_up(workspace.root)
@@ -74,7 +74,7 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
 
 
 @contextmanager
-def _stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
+def stopped_by_signals(stage: str, *, announce: bool = True) -> Iterator[None]:
     """Raise `Terminated` on SIGTERM and KeyboardInterrupt on SIGINT, wherever the block is."""
     # the handler runs between any two instructions, and may run more than once
     received: list[int] = []

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from vlp_models.common.io import hash_path, read_json, write_json
-from vlp_models.common.packages import dependency, weights_dependency
+from vlp_models.common.packages import dependency, recorded_packages, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
 from vlp_models.data.shards import AUGMENTED, STREAMING
@@ -75,6 +75,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "git_commit": git_commit(workspace.root),
         "locks": {name: hash_path(workspace.root / name) for name in LOCKS if (workspace.root / name).exists()},
         "dvc": output_hashes(read_stages(workspace.root / LOCK_FILE) or {}),
+        "packages": recorded_packages(workspace.root),
         "params": to_plain(params),
         "data": _describe_data(workspace),
         "validation": validation_record(workspace, config),

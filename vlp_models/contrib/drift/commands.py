@@ -6,7 +6,7 @@ import typer
 
 
 def drift() -> None:
-    """Compare new pairs with the training data of `drift.run` (default: the first pretraining).
+    """Compare new pairs with the training data of `drift.run` (default: the first training).
 
     Exit code 4: they differ, and `drift.gate` is true.
     """

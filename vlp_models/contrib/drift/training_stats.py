@@ -1,6 +1,6 @@
 """training_stats: statistics of the data a model was trained on, so that drift of new data can be measured without it.
 
-Runs after every pretraining: the statistics are always those of the last trained model.
+Runs after the training that `drift.run` names: the statistics are always those of the last trained model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 from vlp_models.common.io import write_text
 from vlp_models.common.workspace import Workspace, record_timing, require_output
 from vlp_models.contrib.drift.measures import describe, project
+from vlp_models.contrib.drift.params import TRAINING_STATS
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import ParamsError
-from vlp_models.params import Params, PretrainParams
+from vlp_models.params import FinetuneParams, Params, PretrainParams
 from vlp_models.params.schema import suggestion
 
 SAMPLE = 256  # images whose embeddings are kept
@@ -70,20 +71,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         write_text(training_stats_path(workspace), json.dumps(stats, sort_keys=True, ensure_ascii=False) + "\n")
 
 
-def compared_run(params: Params) -> PretrainParams:
-    """Return the pretraining run that new data is compared with.
+def compared_run(params: Params) -> PretrainParams | FinetuneParams:
+    """Return the run that new data is compared with.
 
     Raises:
         ParamsError: no such run.
     """
-    name = params.statistics_run()
-    if name not in params.pretrain:
-        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such pretraining{suggestion(name, params.pretrain)}")
-    return params.pretrain[name]
+    kind, name = params.statistics_run().split("/")
+    runs = params.pretrain if kind == "pretrain" else params.finetune
+    if name not in runs:
+        all_names = [*params.pretrain, *params.finetune]
+        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such run{suggestion(name, all_names)}")
+    return runs[name]
 
 
 def training_stats_path(workspace: Workspace) -> Path:
-    return workspace.root / "data" / "training_stats.json"
+    return workspace.root / TRAINING_STATS
 
 
 def _rows(database: Database, query: str) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlp_models.common.packages import OWN
 from vlp_models.errors import DataError
 
 if TYPE_CHECKING:
@@ -72,7 +73,16 @@ def rebuild_commands(record: dict[str, Any]) -> list[str]:
     if commit != "unknown":
         commands.append(f"git checkout {commit}")
     commands += [f"cp /tmp/{file} {file}" for file in files]
-    return [*commands, "make install", f"dvc repro {record['target']}"]
+    packages = dict(record.get("packages", {}))
+    # A project of `vlp init` records the version of this package; a clone has its code, and locks the rest.
+    if OWN in packages:
+        commands.append(f'pip install "{OWN}[pipeline]=={packages.pop(OWN)}"')
+    else:
+        commands.append("make install")
+    pinned = [f"{package}=={version}" for package, version in packages.items()]
+    if pinned:
+        commands.append(f"pip install {' '.join(pinned)}")
+    return [*commands, f"dvc repro {record['target']}"]
 
 
 def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]:

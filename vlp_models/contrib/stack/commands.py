@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from http.client import HTTPException
@@ -34,6 +34,7 @@ from vlp_models.common.lock import file_lock
 from vlp_models.common.packages import require_module
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.errors import DataError, last_words
+from vlp_models.pipeline.guard import stopped_by_signals
 
 POOL, POOL_LIMIT = "vlp", 3  # one run works, two may wait for the workspace
 WEEKLY = "retrain/weekly"
@@ -41,6 +42,7 @@ RUN_ID = "PREFECT__FLOW_RUN_ID"  # environment variable of a flow and everything
 KEEPERS = ("keeper", "second-keeper")
 TO_RESUME = "to_resume"  # in record.json: ids of deployments that were active before `prefect deploy`
 NEEDED = ("params.yaml", "prefect.yaml", "deploy/zombie.yaml")
+PROCESSES = (*KEEPERS, "worker", "server")  # in the order in which they are stopped, so that runs can report their end
 DEFAULT_PORT = 4200
 START_SECONDS = 180.0
 LOCK_SECONDS = 60.0  # a keeper holds the lock for a moment
@@ -117,7 +119,11 @@ class Stack:
         finally:
             os.close(log)
         # Recorded at once: a process that is not recorded cannot be stopped.
-        self.save(**{name: {"pid": child.pid, "started": _since_boot(psutil.Process(child.pid))}})
+        try:
+            self.save(**{name: {"pid": child.pid, "started": _since_boot(psutil.Process(child.pid))}})
+        except BaseException:  # a full disk, for example
+            child.kill()
+            raise
 
     def wait(self, name: str, condition: Callable[[], bool]) -> None:
         """Wait until the process answers."""
@@ -180,13 +186,20 @@ def up(
     require_module("prefect", "`vlp up`")
     with file_lock(root / ".work" / "stack" / "lock", "`vlp up`", wait=LOCK_SECONDS, announce_after=5):
         stack = Stack(root)
-        start_server(stack, port)
-        set_up(stack)
-        start_worker(stack)
-        for name in KEEPERS:
-            if stack.find(name) is None:
-                start_process(stack, name)
-    print_next(stack)
+        before = [name for name in PROCESSES if stack.find(name) is not None]
+        with stopped_by_signals("vlp up", announce=False):
+            try:
+                start_server(stack, port)
+                set_up(stack)
+                start_worker(stack)
+                for name in KEEPERS:
+                    if stack.find(name) is None:
+                        start_process(stack, name)
+                print_next(stack)
+            except BaseException:
+                # Nothing that this call started stays running: the next one starts from the same state.
+                stop_processes(stack, [name for name in PROCESSES if name in stack.record and name not in before])
+                raise
 
 
 def start_process(stack: Stack, name: str) -> str:
@@ -313,29 +326,34 @@ def print_next(stack: Stack) -> None:
 
 def down() -> None:
     """Stop the worker and the server that `vlp up` started. A training saves its state and continues next time."""
-    from vlp_models.contrib.stack.keep import cancel_dead_runs
-
     root = Path.cwd()
     if not (root / ".work" / "stack" / "record.json").exists():
         raise DataError(f"{root}: `vlp up` has started nothing in this folder")
     with file_lock(root / ".work" / "stack" / "lock", "`vlp down`", wait=LOCK_SECONDS, announce_after=5):
         stack = Stack(root)
-        for name in KEEPERS:  # they act only with the lock
-            if keeper := stack.find(name):
-                keeper.terminate()
-                psutil.wait_procs([keeper], timeout=10)
+        stop_processes(stack, PROCESSES)
+
+
+def stop_processes(stack: Stack, names: Sequence[str]) -> None:
+    """Stop these of `PROCESSES`, and with the worker the flows that continue without one."""
+    from vlp_models.contrib.stack.keep import cancel_dead_runs
+
+    for name in names:
+        process = stack.find(name)
+        if name in KEEPERS:  # they act only with the lock
+            if process is not None:
+                process.terminate()
+                psutil.wait_procs([process], timeout=10)
             stack.save(**{name: None})
-        # The worker first, so that its runs can report their end to the server.
-        for name in ("worker", "server"):
-            process = stack.find(name)
-            stopped = "is not running" if process is None else stop(stack, name, process)
-            stack.save(**{name: None})
-            _say(name, stopped)
-            if name == "worker" and (count := stop_orphaned_runs(stack)):
-                _say("runs", f"{count} without a worker interrupted, the next run continues there")
-            if name == "worker" and stack.is_healthy():
-                with suppress(DataError):  # what it cannot report is marked later (deploy/zombie.yaml)
-                    cancel_dead_runs(stack)
+            continue
+        stopped = "is not running" if process is None else stop(stack, name, process)
+        stack.save(**{name: None})
+        _say(name, stopped)
+        if name == "worker" and (count := stop_orphaned_runs(stack)):
+            _say("runs", f"{count} without a worker interrupted, the next run continues there")
+        if name == "worker" and stack.is_healthy():
+            with suppress(DataError):  # what it cannot report is marked later (deploy/zombie.yaml)
+                cancel_dead_runs(stack)
 
 
 def stop(stack: Stack, name: str, process: psutil.Process) -> str:

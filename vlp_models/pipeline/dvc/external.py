@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
-from vlp_models.common.plugins import import_target
+from vlp_models.common.plugins import active_plugins, import_target
 from vlp_models.errors import DataError, ParamsError, explain_system_error, is_accessible
 from vlp_models.params import DatasetParams, Params
 
@@ -33,6 +33,20 @@ def named_sources(params: Params, *, regions: bool) -> list[tuple[str, str]]:
         if source
     ]
     return [*vocabulary_source(params), *initial, *(_image_weights(params) if regions else [])]
+
+
+def plugins_in_use(params: Params, views: Iterable[str], metrics: Iterable[str]) -> list[str]:
+    """Return `module:object` of the plugins that the datasets, models and runs of params.yaml use."""
+    families = {model.family for model in params.models.values()}
+    names = {
+        **dict.fromkeys(("families", "text_readers", "image_readers"), families),
+        "tasks": {run.task for run in params.finetune.values()},
+        "formats": {source.format for source in params.data.values()},
+        "generators": {entry.generator for entry in params.generate.values()},
+        "views": set(views),
+        "metrics": set(metrics),
+    }
+    return [t for kind, used in names.items() for name, t in active_plugins(kind).items() if name in used]
 
 
 def detector_inputs(params: Params) -> list[str]:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 from vlp_models.common.packages import dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
+from vlp_models.common.source_hash import plugin_record
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
-from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, vocabulary_source
+from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, plugins_in_use, vocabulary_source
 
 CODE = "data/plan/code"
 SETTINGS = "data/plan/evaluate"  # per task: what its evaluation depends on of params.yaml's `evaluate`
@@ -75,6 +77,11 @@ class InUse:
     tested: Mapping[str, str]
     metrics: Mapping[str, Sequence[str]]
 
+    def plugins(self, params: Params) -> list[str]:
+        """Return `module:object` of the plugins that params.yaml uses."""
+        views = {*chain(*self.filled.values()), *self.trained.values(), *self.tested.values()}
+        return plugins_in_use(params, views, chain(*self.metrics.values()))
+
 
 @dataclass(frozen=True)
 class Context:
@@ -106,6 +113,12 @@ class Context:
     def kind_at(self, checkpoint: str) -> Kind:
         """Return the image input of a checkpoint's model."""
         return self.kinds[self.params.model_at(checkpoint)]
+
+    @property
+    def plugin_records(self) -> list[str]:
+        """The records of the installed packages whose plugins are used."""
+        packages = {target.partition(":")[0].partition(".")[0] for target in self.used.plugins(self.params)}
+        return [plugin_record(package) for package in sorted(packages - {PLUGINS})]
 
     @property
     def regions(self) -> bool:
@@ -195,8 +208,8 @@ def plan(c: Context) -> Stage:
         "desc": "checks params.yaml as a whole, and lists the code behind each stage; a second",
         "cmd": "vlp stage plan",
         "params": c.keys(*sections, *runs, INSTRUCTIONS, "trainer.torch_threads", "plugins"),
-        # this package and the project's plugins, whose code `plan` hashes file by file
-        "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else [])],
+        # this package, the project's plugins and packages of plugins, whose code `plan` hashes file by file
+        "deps": [c.package, *([PLUGINS] if has_own_plugins(c.params.plugins) else []), *c.plugin_records],
         "outs": ["data/plan"],
     }
 
@@ -306,7 +319,9 @@ def shards(c: Context) -> Stage:
 
 
 def initial(c: Context) -> Stage:
-    models = c.params.models
+    # A model that no run uses, left over from another preset, has no initial weights.
+    used = {c.params.model_at(checkpoint) for checkpoint in c.trained}
+    models = {name: model for name, model in c.params.models.items() if name in used}
     # DVC wants equal dependencies of every entry: one model's `text_init` gives all of them the key
     any_text = any(model.text_init for model in models.values())
     any_image = any(model.image_init for model in models.values())
