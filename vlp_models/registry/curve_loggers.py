@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.packages import is_installed
+from vlp_models.common.packages import PIP, is_installed
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import redact, redacted
 from vlp_models.errors import MissingToolError, first_line
@@ -173,7 +173,7 @@ def check_sinks(params: TrackingParams) -> None:
     for name in params.sinks:
         if not is_installed(name):
             raise MissingToolError(
-                f"params.yaml: `tracking.sinks: {name}` needs the package {name}; run `uv pip install {name}`, or "
+                f"params.yaml: `tracking.sinks: {name}` needs the package {name}; run `{PIP} install {name}`, or "
                 "remove it"
             )
 

@@ -78,6 +78,7 @@ def test_without_val_plan_states_what_is_ranked_on_what(
             [
                 "data.pairs has 64 images: 40 train, 5 val, 19 test",
                 "too few test images (19) for 95% intervals, which need 20: none are reported",
+                "more test images can be named in the column `split` of the listing",
             ],
         ),
         (
@@ -87,6 +88,7 @@ def test_without_val_plan_states_what_is_ranked_on_what(
                 "data.pairs has 70 images: 40 train, 5 val, 25 test",
                 "too few test images (25) for the gate, which needs 30 (`promotion.min_images`): its verdict will be "
                 '`inconclusive`, and a first champion needs `vlp promote TASK --force "why"`',
+                "more test images can be named in the column `split` of the listing",
             ],
         ),
     ],

@@ -76,6 +76,6 @@ def test_boxes_are_clipped_and_important_ones_are_thick() -> None:
 
 def test_missing_gradio_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "find_spec", lambda name: None)
-    install = r"`uv pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
+    install = r"`(uv )?pip install --no-deps --require-hashes -r requirements-photographs\.lock`"
     with pytest.raises(MissingToolError, match=f"install it with {install}"):
         app.check_installed()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vlp_models.common.packages import INSTALL
 from vlp_models.contrib.doctor import commands as doctor
 from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
@@ -37,7 +38,19 @@ def test_free_ports_and_gradio_are_one_line_each(monkeypatch: pytest.MonkeyPatch
         assert finding.level == "note" and "in use" in finding.text
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     assert doctor._gradio().level == "ok"
-    assert doctor._gradio().text.startswith("not installed; `vlp demo` needs it: `uv pip install ")
+    assert doctor._gradio().text.startswith(f"not installed; `vlp demo` needs it: `{INSTALL}")
+
+
+@pytest.mark.parametrize(("is_clone", "fix"), [(True, "`make install`"), (False, 'pip install "vlp-flows[pipeline]"`')])
+def test_a_missing_package_is_installed_by_what_the_folder_has(
+    is_clone: bool, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if is_clone:
+        (tmp_path / "vlp_models" / "cli").mkdir(parents=True)
+    versions = {"fastapi": "0.151.2", "dvc": None}
+    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
+    findings = {finding.subject: finding.text for finding in doctor._packages(tmp_path)}
+    assert findings["dvc"].endswith(fix) and "pip install 'fastapi<0.151'" in findings["fastapi"]
 
 
 def test_missing_java_is_a_note_about_the_metrics_that_need_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_the_last_line_names_what_trains_on_new_pairs(tmp_path: Path, capsys: py
         (
             (whole, "`vlp run` trains on them"),
             (unread, "params.yaml does not read data/accepted yet: `vlp use ingest` adds it"),
-            (unnamed, "no run trains on them yet: add `ingested` to the `sources` of one (docs/guides/new-data.md)"),
+            (unnamed, "no run trains on them yet: `vlp use --set finetune.RUN.sources.ingested=1` adds them to one"),
         )
     ):
         file.write_text(yaml.safe_dump(raw))

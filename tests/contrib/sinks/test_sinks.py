@@ -157,7 +157,7 @@ def test_a_failing_sink_warns_once_is_counted_and_stops_nothing(
 
 def test_a_sink_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve_loggers, "is_installed", lambda name: False)
-    message = r"params.yaml: `tracking.sinks: trackio` needs the package trackio; run `uv pip install trackio`, or"
+    message = r"params.yaml: `tracking.sinks: trackio` needs the package trackio; run `(uv )?pip install trackio`, or"
     with pytest.raises(MissingToolError, match=message):
         check_sinks(tracking("trackio"))
 

@@ -55,7 +55,7 @@ def compare(
     Reads the results of this project (items.parquet, or a run's folder), lmms-eval and lm-evaluation-harness (samples),
     VLMEvalKit, Inspect, and any table with the columns item, score and, if there are, cluster, seed, model and metric.
     Values are means of the scores per item. p is two-sided, and corrected for the number of rows, as are the intervals.
-    `detectable` is the smallest gain that the test finds with 80% power (docs/guides/comparing.md).
+    `detectable` is the smallest gain that the test finds with 80% power.
 
     Example: `vlp compare old=old.csv new=new-seed1.csv new=new-seed2.csv --html comparison.html`
     """

@@ -91,6 +91,9 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
             f"too few {test} images ({few}) for the gate, which needs {minimum} (`promotion.min_images`): its "
             'verdict will be `inconclusive`, and a first champion needs `vlp promote TASK --force "why"`'
         )
+    # Formats of others have splits of their own.
+    if params.data[name].format == "pairs":
+        lines.append(f"more {test} images can be named in the column `split` of the listing")
     # recall that a random ranking reaches
     by_chance = chance([1], few) if few else {}
     hidden = [f"R@{k}" for k in TOP_KS if by_chance.get(f"R@{k}", 0) > MAX_CHANCE]

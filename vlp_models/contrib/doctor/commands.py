@@ -17,6 +17,7 @@ import typer
 from vlp_models.cli.pipeline import explain_git, explain_permissions
 from vlp_models.common.environment import program_environment
 from vlp_models.common.lock import check_locks
+from vlp_models.common.packages import INSTALL, OWN, PIP, holds_own_code
 from vlp_models.common.source_hash import ROOT, other_package
 from vlp_models.common.user import HOME_HINT, current_user
 from vlp_models.errors import DataError, explain_access, explain_system_error, last_words, plain_text
@@ -63,7 +64,7 @@ def examine(root: Path) -> Iterator[Finding]:
     """Yield one finding per subject: packages, what params.yaml names, the account, permissions, ports, ..."""
     yield Finding("ok", "python", sys.version.split()[0])
     yield _code(root)
-    yield from _packages()
+    yield from _packages(root)
     yield from _params(root)
     yield _java()
     yield _check("git", explain_git(root), "a DVC project")
@@ -71,7 +72,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _check("permissions", explain_permissions(root), f"{root} is writable")
     yield _locks(root)
     yield _disk(root)
-    yield _accelerator()
+    yield _accelerator(root)
     yield from _ports()
     yield _gradio()
 
@@ -89,21 +90,27 @@ def _code(root: Path) -> Finding:
     return Finding("ok", "code", str(ROOT))
 
 
-def _packages() -> list[Finding]:
-    problems = []
+def _installation(root: Path) -> str:
+    """Return the command that installs what the project needs: only a clone has a Makefile."""
+    return "`make install`" if holds_own_code(root) else f'`{PIP} install "{OWN}[pipeline]"`'
+
+
+def _packages(root: Path) -> list[Finding]:
+    problems, install = [], _installation(root)
     for name, releases in KNOWN_BAD.items():
         installed = _version(name)
         if installed in releases:
             problems.append(
-                Finding("problem", name, f"{installed} is {releases[installed]}: remove it, run `make install`")
+                Finding("problem", name, f"{installed} is {releases[installed]}: remove it, then run {install}")
             )
     for name, (first, why) in BREAKS_FROM.items():
         installed = _version(name)
         if installed and _version_tuple(installed) >= _version_tuple(first):
-            problems.append(Finding("problem", name, f"{installed}: from {first} on, {why}; run `make install`"))
+            fix = f"`{PIP} install '{name}<{first}'`"
+            problems.append(Finding("problem", name, f"{installed}: from {first} on, {why}; run {fix}"))
     for name in ("torch", "lightning", "prefect", "dvc", "mlflow", "great-expectations"):
         if _version(name) is None:
-            problems.append(Finding("problem", name, "not installed; run `make install`"))
+            problems.append(Finding("problem", name, f"not installed; run {install}"))
     return problems or [Finding("ok", "packages", "no known-bad release installed")]
 
 
@@ -192,11 +199,11 @@ def _disk(root: Path) -> Finding:
     return Finding("ok", "disk", f"{free:.0f} GB free")
 
 
-def _accelerator() -> Finding:
+def _accelerator(root: Path) -> Finding:
     try:
         import torch
     except ImportError:
-        return Finding("problem", "torch", "cannot be imported; run `make install`")
+        return Finding("problem", "torch", f"cannot be imported; run {_installation(root)}")
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return Finding("ok", "accelerator", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
@@ -217,8 +224,6 @@ def _ports() -> list[Finding]:
 
 
 def _gradio() -> Finding:
-    from vlp_models.common.packages import INSTALL
-
     installed = _version("gradio")
     return Finding("ok", "gradio", installed or f"not installed; `vlp demo` needs it: `{INSTALL}`")
 

@@ -8,6 +8,7 @@ at any point, or a second run, neither loses nor duplicates a pair.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import sqlite3
@@ -27,7 +28,7 @@ from vlp_models.common.workspace import Workspace, record_timing
 from vlp_models.contrib.ingest.dvc import fetch, require_project, track
 from vlp_models.contrib.ingest.index import HashIndex
 from vlp_models.contrib.ingest.submissions import DONE, Submission, find_submissions
-from vlp_models.data.batches import MANIFEST, batch_folders, ingested_dataset
+from vlp_models.data.batches import MANIFEST, PAIRS, batch_folders, ingested_dataset
 from vlp_models.data.formats.base import printable
 from vlp_models.errors import DataError, explain_system_error
 from vlp_models.params import IngestParams, Params
@@ -51,7 +52,7 @@ def run(params: Params, workspace: Workspace, check: bool = False) -> dict[str, 
     p = params.ingest
     report: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "dataset": p.dataset, "submissions": [], "notes": []}
     if not p.inbox and not p.fetch:
-        print("ingest: ingest.inbox and ingest.fetch are empty: nothing to ingest (docs/guides/new-data.md)")
+        print("ingest: nothing to ingest: `vlp use --set ingest.inbox=data/inbox` names the folder of new data")
         return _finish(report, workspace, params, check)
     dataset = workspace.root / p.dataset
     # One ingest at a time: two would write the index, and ingest the same submission twice.
@@ -144,7 +145,8 @@ def _ingest_one(submission: Submission, entry: dict[str, Any], run: _Run, check:
     if run.index.is_ingested(snapshot.id):
         entry["state"] = "ingested" if entry["batch"] else "known"
     elif not submission.dvc_tracked and snapshot.age < run.params.ingest.settle_seconds:
-        entry["state"] = "unfinished"
+        # A change meanwhile starts the wait again.
+        entry |= {"state": "unfinished", "wait": math.ceil(run.params.ingest.settle_seconds - snapshot.age)}
     elif check:
         entry |= {"state": "ready", "files": snapshot.files}
     else:
@@ -340,6 +342,8 @@ def _finish(report: dict[str, Any], workspace: Workspace, params: Params, check:
         line = f"{entry['name']}: {entry['state']}"
         if "rows" in entry:
             line += f", {entry['rows']:,} pairs: " + ", ".join(f"{entry[name]:,} {name}" for name in COUNTS)
+        if "wait" in entry:
+            line += f"; ready in {entry['wait']} s if nothing in it changes"
         print(line + (f" -> {report['dataset']}/{entry['batch']}" if entry["batch"] else ""))
     for note in report["notes"]:
         print(f"skipped: {note}")
@@ -363,8 +367,9 @@ def _next_step(params: Params) -> str:
     commit = f"commit them with `git add {p.dataset}`; " if p.track else ""
     if name not in params.data:
         is_default = Path(p.dataset) == Path(IngestParams().dataset)
-        way_out = "`vlp use ingest` adds it" if is_default else "add it to `data` (docs/guides/new-data.md)"
+        by_hand = f"add it to `data`: `{name}: {{format: pairs, root: {p.dataset}, pairs: '*/{PAIRS}'}}`"
+        way_out = "`vlp use ingest` adds it" if is_default else by_hand
         return f"{commit}params.yaml does not read {p.dataset} yet: {way_out}"
     if not is_read:
-        return f"{commit}no run trains on them yet: add `{name}` to the `sources` of one (docs/guides/new-data.md)"
+        return f"{commit}no run trains on them yet: `vlp use --set finetune.RUN.sources.{name}=1` adds them to one"
     return f"{commit}`vlp run` trains on them"

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 from vlp_models.common.io import write_json
 from vlp_models.common.log import get_logger
+from vlp_models.common.packages import OWN, PIP
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers.machine import describe_machine
@@ -132,7 +133,7 @@ def launch(params: Params, workspace: Workspace, stage: str, key: str, params_fi
             raise
         raise MissingToolError(
             f"params.yaml: `trainer.launcher: {kind}` needs the package {PACKAGES[kind]}: "
-            f"`uv pip install 'vlp-flows[{kind}]'`"
+            f"`{PIP} install '{OWN}[{kind}]'`"
         ) from None
     request = Launch(
         id=uuid.uuid4().hex[:12],

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vlp_models.common.io import write_text
+from vlp_models.common.packages import OWN, PIP
 from vlp_models.common.plugins import with_plugins
 from vlp_models.common.portable import VARIABLES, is_portable
 from vlp_models.common.workspace import Workspace
@@ -223,10 +224,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise MissingToolError(
-            "params.yaml: `cluster.address` needs Ray; run "
-            "`uv pip install --no-deps --require-hashes -r requirements-cluster.lock`"
-        ) from None
+        raise MissingToolError(f"params.yaml: `cluster.address` needs Ray; run `{PIP} install '{OWN}[ray]'`") from None
     if ray.is_initialized():
         yield ray
         return

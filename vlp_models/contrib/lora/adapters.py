@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlp_models.common.io import hash_file, read_json, write_json
+from vlp_models.common.packages import PIP
 from vlp_models.contrib.lora.params import LoraParams
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, shorten_list
@@ -63,7 +64,7 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
         import peft
     except ImportError:
         raise MissingToolError(
-            f"`{where}` needs peft, which is not installed: `uv pip install peft`, or the extra `lora`"
+            f"`{where}` needs peft, which is not installed: `{PIP} install peft`, or the extra `lora`"
         ) from None
     model = module.get_submodule("model")
     if getattr(model, "images_per_text", 1) > 1:

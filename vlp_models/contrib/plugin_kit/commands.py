@@ -206,7 +206,7 @@ def scaffold(kind: str, name: str, root: Path) -> dict[Path, str]:
     from vlp_models.params.schema import suggestion
 
     if kind not in KINDS:
-        raise ParamsError(f"no scaffold for a `{kind}`{suggestion(kind, KINDS)}; known: {', '.join(KINDS)}")
+        raise ParamsError(f"no scaffold for a `{kind}`{suggestion(kind, KINDS)}")
     if not _IDENTIFIER.fullmatch(name) or iskeyword(name):
         raise ParamsError(
             f"`{name}` cannot be a Python module: use lower-case letters, digits and `_`, starting with a letter"

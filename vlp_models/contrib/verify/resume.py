@@ -62,7 +62,7 @@ def verify_resume(params: Params, workspace: Workspace, run: str = "", steps: in
     names = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(params, kind)]
     run = run or next(iter(names), "")
     if run not in names:
-        raise ParamsError(f"{run or 'params.yaml'}: no such run{suggestion(run, names)}; known: {', '.join(names)}")
+        raise ParamsError(f"{run or 'params.yaml'}: no such run{suggestion(run, names)}")
     if steps <= EVERY:
         raise ParamsError(f"--steps: must be above {EVERY}, or nothing is left to resume")
     kind, name = split_start(run)

@@ -176,7 +176,7 @@ def opencv() -> Any:
     except ImportError:
         raise ParamsError(
             "validate.near_duplicates.keypoints needs OpenCV, which is not installed: `pip install "
-            "opencv-python-headless`, or set it to false (hashes alone miss copies: docs/concepts/leakage.md)"
+            "opencv-python-headless`, or set it to false (hashes alone miss cropped copies)"
         ) from None
     cv2.setNumThreads(1)
     return cv2

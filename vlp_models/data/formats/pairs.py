@@ -31,6 +31,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from vlp_models.data.batches import MEASURED
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
@@ -348,7 +349,8 @@ def read_pairs(path: Path, tables: Tables) -> Iterator[tuple[str, Row]]:
     if suffix in DELIMITERS:
         return read_csv(path, tables, "captions", NEEDED, OPTIONAL, delimiter=DELIMITERS[suffix])
     if suffix in JSON_LINES:
-        return read_lines(path, tables, "captions", "image-caption pairs as JSON lines", (*NEEDED, *OPTIONAL))
+        keys = (*NEEDED, *OPTIONAL, *MEASURED)
+        return read_lines(path, tables, "captions", "image-caption pairs as JSON lines", keys)
     way_out = "unpack the file" if suffix in PACKED else "save the file as one of them"
     if suffix == ".json":
         way_out = list_command(path.name)

@@ -154,7 +154,7 @@ def _explain_root(params: Params, name: str, root: Path) -> str:
         way_out = way_to_get.format(name=name, root=source.root)
     else:
         way_out = (
-            f"it should hold a dataset of the format {source.format} (docs/guides/datasets.md); put it there, or name "
+            f"it should hold a dataset of the format {source.format}; put it there, or name "
             f"its folder with `vlp use --set data.{name}.root=FOLDER`"
         )
     return f"{key}: {fault}; {way_out}"
