@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,8 @@ TARGET = "colors_vlp.guess:GuessColor"
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of an installed package with a task."""
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield the folder of an installed package with a task."""
     site = tmp_path / "site"
     (site / "colors_vlp").mkdir(parents=True)
     (site / "colors_vlp" / "__init__.py").touch()
@@ -34,7 +36,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: colors-vlp\nVersion: 1.2\n")
     (about / "top_level.txt").write_text("colors_vlp\n")
     monkeypatch.syspath_prepend(site)
-    return site / "colors_vlp"
+    yield site / "colors_vlp"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "colors_vlp"]:
+        del sys.modules[name]
 
 
 def test_an_edit_changes_the_record(package: Path, tmp_path: Path) -> None:
@@ -57,6 +61,8 @@ def test_an_edit_changes_the_record(package: Path, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=rf"cannot be imported: {module}:\d+: SyntaxError: invalid syntax$"):
         import_target(TARGET)
     shutil.rmtree(package)
+    with pytest.raises(ParamsError, match=r"cannot be imported: ModuleNotFoundError: No module named 'colors_vlp'$"):
+        import_target(TARGET)
     assert changed_packages(tmp_path) == ["colors-vlp"]
 
 

@@ -185,16 +185,16 @@ def import_target(target: str) -> Any:
         if module.partition(".")[0] == PACKAGE:
             raise
         # Name the line of the plugin that failed; for a missing class there is only its file.
-        innermost = traceback.extract_tb(error.__traceback__)[-1]
-        location = f"{innermost.filename}:{innermost.lineno}"
+        machinery = ("<frozen", importlib.__file__, __file__)
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)]
+        location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         reason = first_line(error)
         if isinstance(error, AttributeError) and module in sys.modules:
             location = str(getattr(sys.modules[module], "__file__", module))
         elif isinstance(error, SyntaxError):  # the frame is Python's own, which reads the file
             location, reason = f"{error.filename}:{error.lineno}", error.msg
-        raise ParamsError(
-            f"plugin {target}: cannot be imported: {location}: {type(error).__name__}: {reason}"
-        ) from error
+        cause = ": ".join(filter(None, [location, type(error).__name__, reason]))
+        raise ParamsError(f"plugin {target}: cannot be imported: {cause}") from error
 
 
 def package_folder(package: str) -> Path | None:
