@@ -45,6 +45,9 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
         while not any("finetune vqa" in line for line in result.running):
             assert time.monotonic() < deadline
             result = status(project)
+        assert f"pid {trainer.pid}: finetune vqa" in result.running, "the log is that of the training before"
+        log.touch()
+        result = status(project)
     finally:
         trainer.kill()
         trainer.wait()
