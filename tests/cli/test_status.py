@@ -32,6 +32,7 @@ def test_a_live_trainer_and_the_holders_of_dvcs_lock_are_shown(project: Path) ->
     log = project / ".work" / "finetune-vqa" / "abc" / "log.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text('{"step": 10, "epoch": 1, "loss": 2.0}\n{"step": 20, "epoch": 2, "loss": 1.5}\n')
+    os.utime(log, (1e9, 1e9))
     (project / "vlp").write_text("import time; time.sleep(60)")
     trainer = subprocess.Popen([sys.executable, "vlp", "stage", "finetune", "vqa"], cwd=project)
     ended = subprocess.Popen([sys.executable, "-c", ""])
