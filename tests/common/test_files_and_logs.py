@@ -167,7 +167,7 @@ def test_file_lock_names_its_holder_and_outlives_it_in_a_child(tmp_path: Path) -
         pass
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
 def test_a_file_system_without_locks_is_named_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

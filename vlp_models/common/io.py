@@ -32,6 +32,7 @@ from vlp_models.errors import DataError, is_disk_full
 # `MACHINE-PID-RANDOM`, as `_partial` makes them.
 _WRITER = re.compile(r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}")  # the name of a partial output
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories of characters that are not shown
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a call that a file system does not have
 LOST_SECONDS = 24 * 3600.0  # a partial output of another machine, unchanged for so long, is left over
 
 
@@ -197,7 +198,8 @@ def write_together(texts: Mapping[Path, str]) -> None:
                 lines = text.replace("\r\n", "\n")
                 partials[path].write_text(lines, encoding="utf-8", newline="\r\n" if crlf else "\n")
             if path.exists():
-                shutil.copymode(path, partials[path])
+                with suppress(OSError):  # a file system without permissions
+                    shutil.copymode(path, partials[path])
         # 2. Rename them. If one fails, put the old contents of the others back.
         try:
             for path, partial in partials.items():
@@ -376,7 +378,22 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         with suppress(OSError):
             os.link(source, target)
             return
-    shutil.copy2(source, target)
+    # The content alone: not every file system has permissions, and a protected file of DVC's would stay read-only.
+    shutil.copyfile(source, target)
+
+
+def symlink_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a symbolic link to a file or folder; copy it where the file system has no symbolic links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.symlink_to(source.absolute())  # a relative one would be looked up from the link's folder
+    except OSError as error:
+        if error.errno not in (errno.EPERM, *UNSUPPORTED):
+            raise
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=link_or_copy)
+        else:
+            link_or_copy(source, target)
 
 
 @functools.cache
@@ -393,9 +410,12 @@ def _file_system(device: int) -> str:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Flush a file, or a folder's entries, to the disk."""
+    """Flush a file, or a folder's entries, to the disk, if the file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:  # network file systems and buckets, most of them for folders only
+            raise
     finally:
         os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -19,7 +18,6 @@ from vlp_models.errors import BusyError, DataError
 logger = get_logger(__name__)
 
 PROBE = 0.05  # seconds that `find_holder` may hold a free lock, at most
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of flock, on a file system without locks
 HELD_LOCK = "VLP_HELD_LOCK"  # environment variable of a command: the lock file that the process above it holds
 
 
@@ -98,6 +96,10 @@ def check_locks(folder: Path) -> None:
     """Lock a temporary file in a folder; raise a DataError if the file system has no locks."""
     with tempfile.TemporaryFile(dir=folder) as file:
         _try_lock(file.fileno(), folder)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(_explain_no_locks(folder, "fcntl, which MLflow's database needs", error)) from None
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:
@@ -105,15 +107,17 @@ def _try_lock(descriptor: int, path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        raise DataError(
-            f"{path}: the file system has no file locks (flock: {os.strerror(error.errno).lower()}), without which "
-            "two runs would overwrite each other. Move the project to a local disk, or mount the file system with "
-            "locks (Lustre: option `flock`; NFS: `local_lock=flock` if one machine uses it)"
-        ) from None
+    except OSError as error:  # the number depends on the file system
+        raise DataError(_explain_no_locks(path, "flock", error)) from None
     return True
+
+
+def _explain_no_locks(path: Path, call: str, error: OSError) -> str:
+    return (
+        f"{path}: the file system has no file locks ({call}: {os.strerror(error.errno or 0).lower()}), without which "
+        "two runs would overwrite each other. Move the project to a local disk, or mount the file system with locks "
+        "(Lustre: option `flock`; NFS: `local_lock=all` if one machine uses it)"
+    )
 
 
 def _read_holder(path: Path, default: str) -> str:

@@ -105,16 +105,20 @@ def run_git(root: Path, *arguments: str) -> bytes | None:
 
 
 @cache
-def dvc_files(root: Path) -> Path:
-    """Return the folder of DVC's cached files, by their md5; the default one if DVC is not installed."""
-    command = [sys.executable, "-m", "dvc", "cache", "dir"]
+def dvc_setting(root: Path, *words: str) -> str:
+    """Return the first line that `dvc WORDS` prints; empty if it fails."""
+    command = [sys.executable, "-m", "dvc", *words]
     try:
         done = subprocess.run(command, cwd=root, env=program_environment(), capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        done = None
-    folder = done.stdout.partition("\n")[0] if done is not None and done.returncode == 0 else ""
+        return ""
+    return "" if done.returncode else done.stdout.partition("\n")[0]
+
+
+def dvc_files(root: Path) -> Path:
+    """Return the folder of DVC's cached files, by their md5; the default one if DVC is not installed."""
     # DVC stores a file with md5 `abcdef...` as files/md5/ab/cdef...
-    return Path(folder or root.absolute() / ".dvc" / "cache") / "files" / "md5"
+    return Path(dvc_setting(root, "cache", "dir") or root.absolute() / ".dvc" / "cache") / "files" / "md5"
 
 
 def project_root(root: Path) -> Path:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, sync_to_disk
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError, explain_system_error, shorten_list
 from vlp_models.models import DataFacts, build_model
@@ -79,8 +78,8 @@ def write_sums(directory: Path) -> None:
     for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != SUMS):
         with path.open("rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
-            # On disk before its sum is written, so that a power failure leaves no sum of a truncated file.
-            os.fsync(file.fileno())
+        # On disk before its sum is written, so that a power failure leaves no sum of a truncated file.
+        sync_to_disk(path)
     (directory / SUMS).write_text("".join(lines), encoding="utf-8")
 
 

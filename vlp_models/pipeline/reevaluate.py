@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlp_models.common.io import output_directory, read_json
+from vlp_models.common.io import output_directory, read_json, symlink_or_copy
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import SEARCH, Workspace, require_output
@@ -65,7 +65,7 @@ def reevaluate_bundle(
     settings = dataclasses.replace(params, finetune={RUN: _make_run(params, lineage, info)})
     with temporary_workspace(workspace.root / ".work") as folder:
         scratch = Workspace(folder)
-        _link(scratch.checkpoint(f"finetune/{RUN}"), bundle / CHECKPOINT)
+        symlink_or_copy(bundle / CHECKPOINT, scratch.checkpoint(f"finetune/{RUN}"))
         inputs = _read_model_inputs(info)
         if isinstance(inputs.image, RegionInput):
             _prepare_regions(settings, workspace, scratch, bundle, info, inputs)
@@ -121,7 +121,7 @@ def _prepare_regions(
     from vlp_models.pipeline.stages import features, shards
 
     trained_on = build(FeaturesParams, read_json(bundle / FEATURES), where="features", file=str(bundle))
-    _link(scratch.detector, bundle / DETECTOR)
+    symlink_or_copy(bundle / DETECTOR, scratch.detector)
     # The project's shards serve, if the same detector and settings made their regions.
     manifests = [folder / "manifest.json" for folder in (workspace.shards, workspace.features)]
     if (
@@ -129,9 +129,9 @@ def _prepare_regions(
         and read_json(workspace.features / "manifest.json")["params"] == to_plain(trained_on)
         and not _find_differences(workspace.shards, info)
     ):
-        _link(scratch.validated, workspace.validated)
-        _link(scratch.shards, workspace.shards)
-        _link(scratch.contents, workspace.contents)
+        symlink_or_copy(workspace.validated, scratch.validated)
+        symlink_or_copy(workspace.shards, scratch.shards)
+        symlink_or_copy(workspace.contents, scratch.contents)
     else:
         # Regions are extracted again, by the bundle's own detector with its own settings.
         _copy_splits(workspace, scratch, set(params.evaluate.splits))
@@ -152,9 +152,9 @@ def _prepare_pixels(params: Params, workspace: Workspace, scratch: Workspace, in
     manifest = workspace.shards / "manifest.json"
     has_pixels = manifest.exists() and read_json(manifest).get("pixels") is True
     if has_pixels or not isinstance(inputs.image, PixelInput):
-        _link(scratch.validated, workspace.validated)
-        _link(scratch.shards, require_output(workspace.shards, "shards"))
-        _link(scratch.contents, workspace.contents)
+        symlink_or_copy(workspace.validated, scratch.validated)
+        symlink_or_copy(require_output(workspace.shards, "shards"), scratch.shards)
+        symlink_or_copy(workspace.contents, scratch.contents)
     else:
         _copy_splits(workspace, scratch, set(params.evaluate.splits))
         shards.run(_pack_for_bundle(params), scratch, inputs=[inputs])
@@ -169,12 +169,6 @@ def _find_differences(shards: Path, info: CheckpointInfo) -> list[str]:
     manifest = read_json(shards / "manifest.json")
     expected = {"detector_id": info.detector_id, "feature_dim": info.feature_dim, "classes": list(info.classes)}
     return [name for name, value in expected.items() if manifest[name] != value]
-
-
-def _link(path: Path, target: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A relative target would be looked up from the link's folder.
-    path.symlink_to(target.absolute())
 
 
 def _copy_splits(workspace: Workspace, scratch: Workspace, splits: set[str]) -> None:
@@ -198,7 +192,7 @@ def _copy_splits(workspace: Workspace, scratch: Workspace, splits: set[str]) -> 
     # All objects: `features.source: boxes` takes its vocabulary from them.
     for name in ("objects.parquet", "truth.jsonl"):
         if (workspace.validated / name).exists():
-            (scratch.validated / name).symlink_to((workspace.validated / name).absolute())
+            symlink_or_copy(workspace.validated / name, scratch.validated / name)
 
 
 def evaluate_alias(params: Params, workspace: Workspace, task: str, alias: str) -> Path:

@@ -20,7 +20,6 @@ published.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
@@ -31,7 +30,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, sync_to_disk
 from vlp_models.common.log import announce_stop, get_logger
 from vlp_models.errors import CheckpointError, Preempted, explain_system_error
 
@@ -88,8 +87,7 @@ class ResumePoints(Callback):
                 # The hash comes first: a crash in between leaves no checkpoint without one.
                 digest = hash_file(partial)
                 # On disk before it gets its name: after a power failure, a checkpoint is whole or not there.
-                with partial.open("rb+") as file:
-                    os.fsync(file.fileno())
+                sync_to_disk(partial)
                 write_hash(path, digest)
                 partial.replace(path)
                 for old in _resume_points(self.work)[KEEP:]:

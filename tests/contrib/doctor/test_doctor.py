@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import os
 import socket
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cloned_project import init_dvc
+from refused_calls import run_refused
 
 from vlp_models.common.packages import INSTALL
+from vlp_models.common.workspace import dvc_setting
 from vlp_models.contrib.doctor import commands as doctor
 from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
@@ -153,10 +157,42 @@ def test_folder_outside_git_and_an_account_without_a_home_are_problems(
     assert "set HOME" in problems["account"]
 
 
-def test_a_file_system_without_locks_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+@pytest.mark.parametrize(
+    ("calls", "findings"),
+    [
+        ("flock=37", ["problem {}: the file system has no file locks (flock: no locks available)"]),
+        ("chmod=1", ["problem permissions cannot be changed (operation not permitted): git and MLflow fail here"]),
+        (
+            "link=31,symlink=95,fsync=22",
+            ["note no hard links (too many links)", "note no symbolic links (", "note folders cannot be flushed"],
+        ),
+    ],
+)
+def test_what_a_file_system_does_not_do_is_a_line_each(tmp_path: Path, calls: str, findings: list[str]) -> None:
+    code = "import sys; from pathlib import Path; from vlp_models.contrib.doctor.commands import _file_system\n"
+    code += "for finding in _file_system(Path(sys.argv[1])): print(finding.level, finding.text)"
+    done = run_refused(calls, [sys.executable, "-c", code, str(tmp_path)])
+    if done.returncode == 86:
+        pytest.skip("this machine has no seccomp")
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(findings), done.stdout + done.stderr
+    for line, start in zip(lines, findings, strict=True):
+        assert line.startswith(start.format(tmp_path))
+    assert not any(tmp_path.iterdir())
 
-    monkeypatch.setattr(fcntl, "flock", flock)
-    finding = doctor._locks(tmp_path)
-    assert finding.level == "problem" and finding.text.startswith(f"{tmp_path}: the file system has no file locks")
+
+def test_a_cache_that_the_project_cannot_link_to_is_a_problem(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    init_dvc(tmp_path)
+    assert [finding.level for finding in doctor._file_system(tmp_path)] == ["ok"]
+    with tempfile.TemporaryDirectory(dir=memory) as cache:
+        dvc_setting.cache_clear()
+        (tmp_path / ".dvc" / "config").write_text(f"[cache]\n    type = hardlink\n    dir = {cache}\n")
+        (finding,) = doctor._file_system(tmp_path)
+        assert finding.level == "problem" and f"works between {cache} and {tmp_path} (hardlink: " in finding.text
+        dvc_setting.cache_clear()
+        (tmp_path / ".dvc" / "config").write_text(f"[cache]\n    type = hardlink,symlink\n    dir = {cache}\n")
+        assert [finding.level for finding in doctor._file_system(tmp_path)] == ["ok"]
+    dvc_setting.cache_clear()

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vlp_models.common.environment import program_environment
-from vlp_models.common.io import hash_file, scratch_directory
+from vlp_models.common.io import hash_file, scratch_directory, symlink_or_copy
 from vlp_models.common.packages import PREFIX, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.workspace import WITHDRAWN, Workspace
@@ -180,7 +180,7 @@ def predict(bundle: RunBundle, params: Params, workspace: Workspace) -> list[Fin
         # Evaluate in a folder of links: the project's own reports stay as they are.
         for name in ("data", "checkpoints", "plugins", "packages"):
             if (workspace.root / name).exists():
-                (copy.root / name).symlink_to(workspace.root / name)
+                symlink_or_copy(workspace.root / name, copy.root / name)
         evaluate.run(params, copy, bundle.run)
         return [score(bundle)[0], *_compare_evaluations(bundle, copy)]
 
@@ -293,8 +293,7 @@ def _link_inputs(params: Params, workspace: Workspace, project: Path) -> None:
             continue
         if target.exists():
             raise DataError(f"{name}: every project has it, so a copy of the project cannot have this one's")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(source.resolve())
+        symlink_or_copy(source.resolve(), target)
 
 
 def _vlp(folder: Path, *words: str) -> None:

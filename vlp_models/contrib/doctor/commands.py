@@ -16,11 +16,11 @@ import typer
 
 from vlp_models.cli.pipeline import explain_git, explain_permissions
 from vlp_models.common.environment import program_environment
-from vlp_models.common.lock import check_locks
 from vlp_models.common.packages import INSTALL, OWN, PIP, holds_own_code
 from vlp_models.common.source_hash import ROOT, other_package
 from vlp_models.common.user import HOME_HINT, current_user
-from vlp_models.errors import DataError, explain_access, explain_system_error, last_words, plain_text
+from vlp_models.contrib.doctor.file_system import find_limits
+from vlp_models.errors import explain_access, explain_system_error, last_words, plain_text
 
 # Releases that must not run, and why.
 KNOWN_BAD = {
@@ -44,7 +44,7 @@ class Finding:
 
 
 def print_findings() -> None:
-    """Check this machine: packages, what params.yaml names, Java, git, file locks, disk space, accelerator, ports.
+    """Check this machine: packages, what params.yaml names, Java, git, file system, disk space, accelerator, ports.
 
     Exit code 1: there is a problem to fix.
     """
@@ -70,7 +70,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _check("git", explain_git(root), "a DVC project")
     yield _account()
     yield _check("permissions", explain_permissions(root), f"{root} is writable")
-    yield _locks(root)
+    yield from _file_system(root)
     yield _disk(root)
     yield _accelerator(root)
     yield from _ports()
@@ -182,14 +182,13 @@ def _account() -> Finding:
     return _check("account", problem and f"{problem}, or {HOME_HINT}", f"home folder {home}")
 
 
-def _locks(root: Path) -> Finding:
+def _file_system(root: Path) -> list[Finding]:
     try:
-        check_locks(root)
-    except DataError as error:
-        return Finding("problem", "file locks", str(error))
+        limits = list(find_limits(root))
     except OSError as error:
-        return Finding("note", "file locks", f"cannot be tried: {explain_system_error(error)}")
-    return Finding("ok", "file locks", "work here")
+        return [Finding("note", "file system", f"cannot be tried: {explain_system_error(error)}")]
+    findings = [Finding(level, "file system", text) for level, text in limits]
+    return findings or [Finding("ok", "file system", "locks, links, renames, long names and DVC's cache work here")]
 
 
 def _disk(root: Path) -> Finding:

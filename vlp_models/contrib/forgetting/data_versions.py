@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlp_models.common.io import hash_file
+from vlp_models.common.io import hash_file, symlink_or_copy
 from vlp_models.common.workspace import Workspace, dvc_files, run_git
 from vlp_models.contrib.forgetting.catalog import DatasetImage, ImageCopy, Query, find_copies, read_prepared
 from vlp_models.contrib.forgetting.withdrawn import read_withdrawn
@@ -213,5 +213,5 @@ def _linked(folder: Path, files: Mapping[str, Path], names: Sequence[str]) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name in files and not (folder / name).exists():
-            (folder / name).symlink_to(files[name].absolute())
+            symlink_or_copy(files[name], folder / name)
     return folder

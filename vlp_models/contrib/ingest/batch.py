@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlp_models.common.io import sync_to_disk
 from vlp_models.contrib.ingest.index import unsigned
 from vlp_models.contrib.ingest.reading import Staging
 from vlp_models.data.batches import FINGERPRINT_ROWS, FINGERPRINTS, MANIFEST, PAIRS
@@ -111,7 +111,5 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> str:
             line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
             digest.update(line)
             file.write(line)
-        # a batch is complete once it is renamed, so its content must be on disk before
-        file.flush()
-        os.fsync(file.fileno())
+    sync_to_disk(path)  # a batch is complete once it is renamed, so its content must be on disk before
     return digest.hexdigest()

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import sqlite3
-import tempfile
+import uuid
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -295,10 +295,9 @@ def _shorten(name: str) -> str:
 def _partial_batch(dataset: Path) -> Iterator[Path]:
     """Yield a new folder next to the dataset. Its name is random: no worker of a killed run writes into it."""
     dataset.parent.mkdir(parents=True, exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix=f".{dataset.name}.partial-", dir=dataset.parent))
+    path = dataset.with_name(f".{dataset.name}.partial-{uuid.uuid4().hex}")
+    path.mkdir()
     try:
-        # `mkdtemp` creates it for this user only.
-        path.chmod(0o755)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)

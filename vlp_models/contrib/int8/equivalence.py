@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from vlp_models.common.io import link_or_copy, scratch_directory
+from vlp_models.common.io import link_or_copy, scratch_directory, symlink_or_copy
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.int8.layers import quantize_linears
@@ -84,7 +84,7 @@ def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
         shutil.copytree(bundle, copy, copy_function=link_or_copy)
         # Next to `artifacts` the code that serves a version may be kept: the copy needs it as well.
         if (bundle.parents[1] / CODE).is_dir():
-            (folder / CODE).symlink_to((bundle.parents[1] / CODE).absolute())
+            symlink_or_copy(bundle.parents[1] / CODE, folder / CODE)
         checkpoint = copy / CHECKPOINT
         weights = quantize_linears(load_task_model(checkpoint), read_weights(checkpoint))
         # Remove before writing: a write through a hard link would change the original.

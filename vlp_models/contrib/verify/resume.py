@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.environment import command_environment
-from vlp_models.common.io import hash_file, scratch_directory
+from vlp_models.common.io import hash_file, scratch_directory, symlink_or_copy
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, read_yaml, split_start
@@ -100,8 +100,7 @@ def _prepare(root: Path, workspace: Workspace, kind: str, name: str, start: str 
     for path in (*DATA, *([f"checkpoints/{start}"] if start else [])):
         source = workspace.root / path
         if source.exists():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).symlink_to(source.absolute())
+            symlink_or_copy(source, root / path)
 
 
 def _train(root: Path, kind: str, name: str, *, kill: bool = False) -> int:

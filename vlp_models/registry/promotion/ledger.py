@@ -138,7 +138,7 @@ class Ledger:
             written = 0
             while written < len(line):
                 written += os.write(descriptor, line[written:])
-            os.fsync(descriptor)
+            sync_to_disk(self.path)
         except OSError:  # a full disk: leave no half line
             # Safe under the lock: no other process has appended since.
             os.ftruncate(descriptor, before)
@@ -179,7 +179,7 @@ class Ledger:
         with self.path.open("r+b") as file:
             # Each complete line and its line break.
             file.truncate(sum(len(line) + 1 for line in lines))
-            os.fsync(file.fileno())
+        sync_to_disk(self.path)
         logger.warning("%s: line %d was cut off while it was written; moved to %s", self.path, len(lines) + 1, aside)
 
 
