@@ -181,6 +181,7 @@ def test_what_a_file_system_does_not_do_is_a_line_each(tmp_path: Path, calls: st
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_cache_that_the_project_cannot_link_to_is_a_problem(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
