@@ -392,7 +392,7 @@ def symlink_or_copy(source: Path, target: Path) -> None:
             raise
         if source.is_dir():
             shutil.copytree(source, target, copy_function=link_or_copy)
-        else:
+        elif source.exists():  # else it is missing there as well
             link_or_copy(source, target)
 
 
