@@ -168,7 +168,7 @@ class Project:
         for name, code in (("actions", ACTIONS), ("trainer", TRAINER), ("flow", FLOW), ("dvc_repro", DVC)):
             (folder / f"{name}.py").write_text(code)
         site = {"DVC_SITE_CACHE_DIR": str(folder / ".dvc" / "site")}
-        self.env = {**os.environ, **site, "PYTHONPATH": str(ROOT), "VLP_GRACE": "5"}
+        self.env = {**os.environ, **site, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "VLP_GRACE": "5"}
         init_dvc(folder)
         assert self.run()[0] == 0 and self.trained == [101]
 

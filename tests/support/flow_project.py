@@ -42,7 +42,7 @@ def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create the stages of dvc.yaml from `validate` on; each writes one small file that depends on the one before."""
     folder, programs = tmp_path / "project", tmp_path / "bin"
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{folder}")  # trainer.py, which a test may write there
     monkeypatch.setenv("PATH", os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]))
     programs.mkdir()
     (programs / "vlp").write_text(VLP)
