@@ -51,7 +51,10 @@ def cache_types(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     elsewhere = Path("/dev/shm") / f"vlp-faults-{os.getpid()}-{ground.lane}"
     outcome.note = f"{kind}{', cache in /dev/shm' if fault.number % 2 else ''}"
     dvc = [sys.executable, "-m", "dvc"]
-    commands = [[*dvc, "config", "--quiet", "cache.type", kind], [*dvc, "checkout", "--quiet", "--relink"]]
+    commands = [
+        [*dvc, "config", "--quiet", "cache.type", kind],
+        [*dvc, "checkout", "--quiet", "--relink", "--allow-missing"],
+    ]
     if fault.number % 2:
         shutil.copytree(ground.project / ".dvc" / "cache", elsewhere)
         shutil.rmtree(ground.project / ".dvc" / "cache")

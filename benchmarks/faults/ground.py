@@ -55,6 +55,11 @@ COMMANDS = {
 }
 
 
+def patience(seconds: float) -> float:
+    """Return a time limit that is longer on a machine with more work than cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def processes_in(folder: Path) -> list[int]:
     """Return the processes whose working directory is in a folder."""
     inside = []
@@ -114,7 +119,7 @@ class Command:
 
     def wait(self, seconds: float = 400) -> int:
         """Wait for the end, and raise `subprocess.TimeoutExpired` if it does not come, or nothing happens for long."""
-        deadline, worked, since = time.monotonic() + seconds, -1.0, time.monotonic()
+        deadline, worked, since = time.monotonic() + patience(seconds), -1.0, time.monotonic()
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -99,11 +98,6 @@ def set_params(ground: Ground, values: dict[str, Any]) -> Callable[[], None]:
         file.write_bytes(before)
 
     return restore
-
-
-def patience(seconds: float) -> float:
-    """Return a time limit that is longer on a machine with more work than cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def reach(ground: Ground, fault: Fault, run: Command | None) -> bool:

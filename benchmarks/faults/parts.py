@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import psutil
 import yaml
-from ground import Command, Ground
-from moments import Fault, Outcome, expect_message, patience, set_params, start, until
+from ground import Command, Ground, patience
+from moments import Fault, Outcome, expect_message, set_params, start, until
 
 NOTICE = 60  # seconds after the death of a part in which the command ends
 TORCHRUN = {"trainer.launcher": "torchrun", "trainer.devices": 2}
@@ -126,7 +126,7 @@ def _strike(
     except psutil.Error:
         outcome.hit = False
     since, limit = time.monotonic(), patience(NOTICE)
-    outcome.exit_code = run.wait(limit + 300)
+    outcome.exit_code = run.wait()
     outcome.noticed = round(time.monotonic() - since, 1)
     if outcome.exit_code and outcome.noticed > limit:
         outcome.blame("endless", f"it ended {outcome.noticed} s after the death")

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
-from ground import DEPENDENTS, Command, Ground, ran
-from moments import Fault, Outcome, patience, reach, set_params, until
+from ground import DEPENDENTS, Command, Ground, patience, ran
+from moments import Fault, Outcome, reach, set_params, until
 
 WEEKLY = "/deployments/name/retrain/weekly"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")  # plain-ok
