@@ -108,7 +108,7 @@ def bad_temporary_folder(ground: Ground, fault: Fault, outcome: Outcome) -> Comm
         # Python falls back to /tmp and the working directory: they stay writable, as on such machines.
         wrap = _mounted(f"mount -t tmpfs -o {option} tmpfs '{folder}'")
     restore = set_params(ground, WORKERS if fault.stage in TRAININGS else {})
-    run = _run(ground, fault, outcome, {"TMPDIR": str(folder)}, wrap, "tmpdir", "temporary")
+    run = _run(ground, fault, outcome, {"TMPDIR": str(folder)}, wrap, "tmpdir", "temporary", "full")
     restore()
     shutil.rmtree(ground.folder / "temporary", ignore_errors=True)
     return run

@@ -41,7 +41,7 @@ UNEVEN = ("evaluate@tden-vqa", "evaluate@unified-vlp-vqa", CAPTIONING, "detector
 DEPENDENTS = {"register", "report"}
 TIMED = ("reports/training/", "reports/eval/", "reports/detector.json")
 MARK = "VLP_FAULT_LANE"  # environment variable of every process of a lane
-_SECONDS = re.compile(r'"seconds": [0-9.e-]+')
+_MEASURED = re.compile(r'"(seconds|peak_memory_mb)": [0-9.e-]+')
 COMMANDS = {
     "vlp run": [str(BIN / "vlp"), "run"],
     "dvc repro": [sys.executable, "-m", "dvc", "repro"],
@@ -305,10 +305,8 @@ class Ground:
             if not after.exists() or after.read_bytes() != before.read_bytes():
                 content.append(f"differs: {before.relative_to(self.snapshot)}")
         content += self._wrong_records()
-        with _database(self.project) as db:
-            history += [
-                f"MLflow: {name} runs" for (name,) in db.execute("select name from runs where status = 'RUNNING'")
-            ]
+        if stage != "registry":
+            history += self._open_runs()
         if stage in TRAININGS:
             history += self._wrong_history(stage, trained)
         if stage == "register":
@@ -321,11 +319,11 @@ class Ground:
         return self.project / "checkpoints" / stage.replace("@", "/") / "model.safetensors"
 
     def other_scores(self) -> list[str]:
-        """Return the lines of evaluations' scores that differ from the undisturbed run's, except for times."""
+        """Return the lines of scores that differ from the undisturbed run, without seconds and memory."""
         lines = []
         for before in self.snapshot.glob("reports/eval/*/scores.json"):
             after = self.project / before.relative_to(self.snapshot)
-            then, now = (set(_SECONDS.sub("", file.read_text()).splitlines()) for file in (before, after))
+            then, now = (set(_MEASURED.sub("", file.read_text()).splitlines()) for file in (before, after))
             lines += sorted(now - then)
         return lines
 
@@ -343,6 +341,10 @@ class Ground:
             if stage not in DEPENDENTS and _without_times(entry) != _without_times(then[stage]):
                 differences.append(f"dvc.lock records another {stage}")
         return differences
+
+    def _open_runs(self) -> list[str]:
+        with _database(self.project) as db:
+            return [f"MLflow: {name} runs" for (name,) in db.execute("select name from runs where status = 'RUNNING'")]
 
     def _wrong_history(self, stage: str, trained: int) -> list[str]:
         with _database(self.project) as db:
