@@ -15,7 +15,15 @@ import pytest
 from vlp_models.common.environment import command_environment
 from vlp_models.common.supervise import supervise_commands
 
-WAITS = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+# Ends with 255 when it is interrupted, as DVC does.
+WAITS = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(255)
+"""
 
 
 def test_first_failure_is_returned_and_starts_nothing_more(tmp_path: Path) -> None:
@@ -25,23 +33,24 @@ def test_first_failure_is_returned_and_starts_nothing_more(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_all_commands_and_the_next_one_is_not_swallowed(tmp_path: Path) -> None:
-    """The exit code is not 0, so `vlp run` does not go on with the next command."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_commands_and_the_next_one_is_not_swallowed(tmp_path: Path, number: signal.Signals) -> None:
+    """The exit code is that of the signal, so `vlp run` does not go on with the next command."""
+    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
     names = [tmp_path / str(number) for number in range(3)]
 
     def interrupt() -> None:
         while not all(name.exists() for name in names[:2]):
             pass
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     commands = [[sys.executable, "-c", WAITS, str(name)] for name in names]
-    assert supervise_commands(commands, command_environment(), at_once=2) != 0
+    assert supervise_commands(commands, command_environment(), at_once=2) == 128 + number
     thread.join()
     assert not names[2].exists(), "no further command starts"
-    assert {number: signal.getsignal(number) for number in before} == before
+    assert {which: signal.getsignal(which) for which in before} == before
 
 
 @pytest.mark.slow
