@@ -197,3 +197,13 @@ def test_a_cache_that_the_project_cannot_link_to_is_a_problem(tmp_path: Path) ->
         (tmp_path / ".dvc" / "config").write_text(f"[cache]\n    type = hardlink,symlink\n    dir = {cache}\n")
         assert [finding.level for finding in doctor._file_system(tmp_path)] == ["ok"]
     dvc_setting.cache_clear()
+
+
+def test_a_missing_loopback_interface_is_a_problem() -> None:
+    isolated = ["unshare", "--map-root-user", "--net"]  # its `lo` is down
+    if subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("this account may not have a network of its own")
+    code = "from vlp_models.contrib.doctor import commands; print(*commands._ports())"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*isolated, sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "subject='loopback'" in done.stdout and "`ip link set lo up`" in done.stdout, done.stderr

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from vlp_models.common.io import write_json
+from vlp_models.common.log import configure_logging
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.launchers import launch as seam
 from vlp_models.contrib.launchers import node, torchrun, worker
@@ -83,6 +84,23 @@ def test_kubeflow_needs_an_image_and_a_volume(tmp_path: Path, key: str) -> None:
     section = LaunchersParams(kubeflow=KubeflowParams(**settings))
     with pytest.raises(LaunchError, match=rf"needs `launchers\.kubeflow\.{key}`"):
         start(tmp_path, section, launcher="kubeflow", accelerator="cpu")
+
+
+def test_a_slurm_controller_that_does_not_answer_is_named_while_its_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit")
+    from vlp_models.contrib.launchers import slurm
+
+    configure_logging()
+    monkeypatch.setattr(slurm, "POLL_EVERY", 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'error: Unable to contact slurm controller' >&2; exit 1\n")
+    squeue.chmod(0o755)
+    job = slurm.SlurmJob("7")
+    assert job.end() is None and job.end() is None
+    assert capsys.readouterr().err.count("Unable to contact slurm controller); waiting for squeue") == 1
 
 
 def test_slurm_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ import typer
 
 from vlp_models.cli.pipeline import explain_git, explain_permissions
 from vlp_models.common.environment import program_environment
+from vlp_models.common.loopback import require_loopback
 from vlp_models.common.packages import INSTALL, OWN, PIP, holds_own_code
 from vlp_models.common.source_hash import ROOT, other_package
 from vlp_models.common.user import HOME_HINT, current_user
 from vlp_models.contrib.doctor.file_system import find_limits
-from vlp_models.errors import explain_access, explain_system_error, last_words, plain_text
+from vlp_models.errors import LaunchError, explain_access, explain_system_error, last_words, plain_text
 
 # Releases that must not run, and why.
 KNOWN_BAD = {
@@ -210,6 +211,10 @@ def _accelerator(root: Path) -> Finding:
 
 
 def _ports() -> list[Finding]:
+    try:
+        require_loopback()
+    except LaunchError as error:
+        return [Finding("problem", "loopback", plain_text(str(error)))]
     notes = []
     for port, server in PORTS.items():
         # A connection that succeeds means that a server listens.

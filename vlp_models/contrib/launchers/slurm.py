@@ -85,11 +85,14 @@ class SlurmJob:
             capture_output=True,
             text=True,
         )
-        state = done.stdout.strip()
+        # slurmctld does not respond: the job goes on
+        failed = bool(done.returncode) and "Invalid job id" not in done.stderr
+        reason = (done.stderr.strip() or "no message").splitlines()[-1]
+        state = f"its state is unknown ({reason}); waiting for squeue" if failed else done.stdout.strip()
         if state and state != self._logged:
             logger.info("SLURM job %s: %s", self.job_id, state)
             self._logged = state
-        if done.returncode and "Invalid job id" not in done.stderr:  # slurmctld does not respond: the job goes on
+        if failed:
             return None
         if not state:
             return f"SLURM job {self.job_id} is gone, last seen as {self._logged or 'submitted'}"
