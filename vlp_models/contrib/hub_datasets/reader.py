@@ -230,6 +230,7 @@ class _Reader:
 
     def read_metadata(self, path: Path) -> None:
         column = self.params.image_column or FILE_NAME
+        records: Iterator[tuple[str, Row]]
         if path.suffix == PARQUET:
             with readable(path, "a parquet file"):
                 rows = pq.read_table(path).to_pylist()
