@@ -282,7 +282,7 @@ class Ground:
 
     def wait_for_quiet(self, seconds: float = 40) -> list[str]:
         """Wait for all processes to end; kill those that remain and return their command lines."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         while (left := self.descendants()) and time.monotonic() < deadline:
             time.sleep(0.2)
         lines = []
@@ -497,5 +497,6 @@ def _params() -> dict[str, Any]:
         "accelerator": "cpu",
         "torch_threads": 1,
     }
+    params["trainer"]["parallel_finetune"] = 1  # the lanes keep the cores busy
     params["flow"]["retry_delays"] = [2, 5, 10]  # seconds; the default has minutes
     return params
