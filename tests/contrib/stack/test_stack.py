@@ -36,12 +36,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # of the user's other setup: must not be used
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "other"))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("all_proxy", "socks://127.0.0.1:1")
     monkeypatch.setenv("VLP_WEBHOOK", "http://127.0.0.1:1/hook?token=hunter2hunter2")
     project = make_project(tmp_path, monkeypatch)
     (project / "flows").symlink_to(ROOT / "flows")
     shutil.copytree(ROOT / "deploy", project / "deploy")
     shutil.copy(ROOT / "prefect.yaml", project)
     (project / "prefect.toml").write_text("[worker]\nquery_seconds = 1\n")
+    (project / ".env").write_text("PREFECT_SERVER_API_AUTH_STRING=login:of-another-server\n")
     (project / "reports" / "index.html").write_text("<html></html>")
     yield project
     vlp(project, "down")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ WEEKLY = "retrain/weekly"
 RUN_ID = "PREFECT__FLOW_RUN_ID"  # environment variable of a flow and everything below it
 KEEPERS = ("keeper", "second-keeper")
 TO_RESUME = "to_resume"  # in record.json: ids of deployments that were active before `prefect deploy`
+SETTINGS = "prefect.toml"
 NEEDED = ("params.yaml", "prefect.yaml", "deploy/zombie.yaml")
 PROCESSES = (*KEEPERS, "worker", "server")  # in the order in which they are stopped, so that runs can report their end
 DEFAULT_PORT = 4200
@@ -102,13 +104,16 @@ class Stack:
         """Start a command that outlives this terminal, and record it."""
         # A background job of a shell ignores SIGINT and passes that on, but only SIGINT stops a worker.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Prefect reads prefect.toml and .env of the folder that it is started in. A project's .env may name a login or
+        # a database of another server, which would apply to this one.
+        (self.folder / SETTINGS).unlink(missing_ok=True)
+        if (self.root / SETTINGS).exists():
+            shutil.copyfile(self.root / SETTINGS, self.folder / SETTINGS)
         log = os.open(self.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             child = subprocess.Popen(
                 command,
-                # Not the project: Prefect reads .env, prefect.toml and pyproject.toml of its folder, and a key or a
-                # database of another server would apply to this one.
-                cwd=self.folder,
+                cwd=self.folder if name == "server" else self.root,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -211,7 +216,7 @@ def start_process(stack: Stack, name: str) -> str:
         label = f"{socket.gethostname()} {datetime.now():%Y-%m-%d %H:%M:%S}"
         command = [*prefect, "worker", "start", "--pool", POOL, "--name", label]
     else:
-        command = [sys.executable, "-m", "vlp_models.contrib.stack.keep", str(stack.root)]
+        command = [sys.executable, "-m", "vlp_models.contrib.stack.keep"]
     stack.start(name, command)
     return command[-1]
 

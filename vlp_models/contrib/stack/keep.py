@@ -1,4 +1,4 @@
-"""Keep what `vlp up` started running:  python -m vlp_models.contrib.stack.keep PROJECT
+"""Keep what `vlp up` started running:  python -m vlp_models.contrib.stack.keep   (in the project's folder)
 
 Every few seconds a keeper starts the server or the worker again if it has died, and resumes runs whose process has
 died. `vlp up` starts two keepers, and each starts the other again, so no two kills end the stack. They act in turn, by
@@ -11,7 +11,6 @@ an interrupted training continues.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -133,4 +132,4 @@ def set_state(stack: Stack, path: str, kind: str, message: str, *, name: str = "
 
 if __name__ == "__main__":
     configure_logging()
-    keep(Path(sys.argv[1]))
+    keep(Path.cwd())
