@@ -98,7 +98,8 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     # The printed commands work in the shell of a user whose other Prefect setup stays untouched.
     resume = next(line for line in up.stdout.splitlines() if "schedule resume" in line)
     prefect = [sys.executable, "-m", "prefect"]
-    api = {"PREFECT_API_URL": f"{url}/api", "NO_PROXY": "127.0.0.1"}
+    api = {"PREFECT_API_URL": f"{url}/api", "no_proxy": "localhost,127.0.0.1,::1", "all_proxy": ""}
+    assert f"export no_proxy={api['no_proxy']} all_proxy=   #" in up.stdout
     assert "prefect deployment run retrain/weekly " in up.stdout
     watched = run(project, *prefect, "deployment", "run", "retrain/weekly", "--watch", **api)
     assert "Completed" in watched, watched
@@ -158,7 +159,7 @@ def test_down_lets_a_training_save_and_leaves_reused_pids_alone(project: Path, w
     break_stage(project, "pretrain", "import trainer")
     assert vlp(project, "up", "--port", str(free_port())).returncode == 0
     record = json.loads((project / ".work" / "stack" / "record.json").read_text())
-    api = {"PREFECT_API_URL": f"http://127.0.0.1:{record['port']}/api", "NO_PROXY": "127.0.0.1"}
+    api = {"PREFECT_API_URL": f"http://127.0.0.1:{record['port']}/api", "no_proxy": "127.0.0.1", "all_proxy": ""}
     run(project, sys.executable, "-m", "prefect", "deployment", "run", "retrain/weekly", **api)
     wait_until(lambda: (project / "started").exists(), 120)
     if worker_killed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -29,7 +30,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from vlp_models.common.environment import program_environment
+from vlp_models.common.environment import PROXIES, program_environment
 from vlp_models.common.io import read_json, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.packages import require_module
@@ -318,6 +319,10 @@ def print_next(stack: Stack) -> None:
     """Print the commands that a user needs next."""
     weekly = stack.call(f"/deployments/name/{WEEKLY}")
     typer.echo(f"\nexport PREFECT_API_URL={stack.url}/api   # for every prefect command")
+    if proxies := [name.lower() for name in os.environ if name.lower() in PROXIES]:
+        # HTTPX fails on some forms of `all_proxy` even for a server that needs no proxy.
+        without = " all_proxy=" * ("all_proxy" in proxies)
+        typer.echo(f"export no_proxy={shlex.quote(os.environ['no_proxy'])}{without}   # the server needs no proxy")
     # A prefect.yaml without this deployment has nothing to run or to resume.
     if weekly is not None:
         typer.echo(f"prefect deployment run {WEEKLY}   # run now")
