@@ -134,7 +134,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
 
 def _explain_missing_entries(original: str, assignments: list[str]) -> str:
     """Return the models, runs and datasets that `--set` changes and params.yaml does not have."""
-    before = read_plain(original, "params.yaml")
+    before = read_plain(original, Path("params.yaml"))
     keys = [assignment.partition("=")[0].split(".") for assignment in assignments]
     changed = {tuple(key[:2]) for key in keys if key[0] in DEFINING and len(key) > 2}
     missing = [f"`{section}.{name}`" for section, name in sorted(changed) if name not in _mapping(before.get(section))]

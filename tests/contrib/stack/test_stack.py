@@ -139,6 +139,15 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     assert describe(project) == []
 
 
+def test_a_failed_up_leaves_nothing_running(project: Path) -> None:
+    whole = (project / "prefect.yaml").read_text()
+    (project / "prefect.yaml").write_text(whole.replace("flows/retrain.py", "flows/missing.py"))
+    failed = vlp(project, "up", "--port", str(free_port()))
+    assert failed.returncode == 2 and "flows/missing.py" in failed.stderr, failed.stderr
+    assert re.search(r"server +stopped \(pid \d+\)\n", failed.stdout)
+    assert prefect_processes(project) == {} and describe(project) == []
+
+
 @pytest.mark.parametrize("content", ["", "[]"])
 def test_a_damaged_record_is_an_error_with_a_way_out(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
