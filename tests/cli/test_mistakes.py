@@ -181,7 +181,7 @@ def start_too_many_threads() -> None:
     ids=["Python's memory", "torch's memory", "files", "threads"],
 )
 def test_an_exhausted_machine_is_named_with_the_limit_to_raise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exhaust: Callable[[], None], sentence: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exhaust: Callable[[], object], sentence: str
 ) -> None:
     monkeypatch.setattr("vlp_models.cli.main.app", exhaust)
     with pytest.raises(SystemExit) as ended:

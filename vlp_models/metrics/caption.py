@@ -268,10 +268,10 @@ def _spice(candidates: Tokenized, references: Tokenized) -> Score:
             return not_computed("SPICE", n, f"SPICE failed: {error}")
         reason = program_reason(done.stderr, done.stdout)
         if done.returncode or not target.exists():
-            error = explain_failure("SPICE", done.returncode, done.stderr, done.stdout)
-            if isinstance(error, ProcessLostError):
-                raise error
-            return not_computed("SPICE", n, str(error))
+            failure = explain_failure("SPICE", done.returncode, done.stderr, done.stdout)
+            if isinstance(failure, ProcessLostError):
+                raise failure
+            return not_computed("SPICE", n, str(failure))
         try:
             items = json.loads(target.read_text(encoding="utf-8"))
             values = {str(item["image_id"]): float(item["scores"]["All"]["f"]) for item in items}
