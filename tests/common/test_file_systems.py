@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from cloned_project import ROOT, init_dvc, run_in_process
 from refused_calls import run_refused
 
 WRITE = """
@@ -60,3 +62,12 @@ def test_a_copy_is_not_protected_as_its_file_in_the_cache_is(tmp_path: Path) -> 
         pytest.skip("this machine has no seccomp")
     assert done.returncode == 0, done.stderr
     assert copy.read_text() == "1" and copy.stat().st_mode & 0o200
+
+
+def test_a_folder_where_mlflow_has_no_database_is_refused_before_any_stage(tmp_path: Path) -> None:
+    folder = tmp_path / "which one?"
+    folder.mkdir()
+    init_dvc(folder)
+    shutil.copy(ROOT / "params.yaml", folder)
+    done = run_in_process(folder, "vlp", "run", check=False)
+    assert done.returncode == 69 and f"{folder}: MLflow cannot open a database" in done.stderr

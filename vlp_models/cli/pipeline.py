@@ -54,6 +54,7 @@ def run(
     from vlp_models.pipeline.dvc.consistency import clear_records
     from vlp_models.pipeline.dvc.external import check_files, check_roots
     from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, repair
+    from vlp_models.registry.client import tracking_uri
 
     start_time, targets = time.time(), targets or []
     # What this machine lacks, and data that does not exist, before DVC starts: its own messages name no way out.
@@ -62,6 +63,7 @@ def run(
     params, workspace = load_params(), Workspace()
     if problem := explain_permissions(workspace.root) or explain_git(workspace.root):
         raise DataError(problem)
+    tracking_uri(params.tracking, workspace.root)  # raises where MLflow's database cannot be
     if datasets := _datasets_of(targets, params):
         check_roots(params, workspace.root, datasets)
     with run_lock(workspace, "run"):

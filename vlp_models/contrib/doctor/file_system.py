@@ -27,6 +27,8 @@ def find_limits(root: Path) -> Iterator[Limit]:
     Raises:
         OSError: no file can be written there.
     """
+    if "?" in str(root.absolute()):
+        yield "problem", f"{root}: MLflow cannot open a database in a folder with `?` in its name; rename it"
     with tempfile.TemporaryDirectory(dir=root, prefix=".vlp-doctor-") as scratch:
         folder = Path(scratch)
         (folder / "file").write_text("1")
