@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -41,6 +42,9 @@ def main() -> int:
     options = _arguments()
     options.reports = options.reports.absolute()
     options.reports.mkdir(parents=True, exist_ok=True)
+    if options.publish:
+        publish(options)
+        return 0
     grounds = [Ground(options.folder.absolute(), lane) for lane in range(options.lanes)]
     grounds[0].make(print)
     session = Session(options, grounds)
@@ -180,6 +184,16 @@ def summarize(records: list[dict[str, Any]], minutes: float) -> dict[str, Any]:
     }
 
 
+def publish(options: argparse.Namespace) -> None:
+    """Write the records, without what commands printed, and their summary to STEM.jsonl and STEM.json."""
+    records = read(options.reports / FILE)
+    with options.publish.with_suffix(".jsonl").open("w", encoding="utf-8") as out:
+        for record in records:
+            line = json.dumps({key: value for key, value in record.items() if key != "output"})
+            out.write(line.replace(f"{options.folder.absolute()}/", "") + "\n")
+    shutil.copy(options.reports / "faults.json", options.publish.with_suffix(".json"))
+
+
 def _append(file: Path, record: dict[str, Any]) -> None:
     begin = "" if not file.exists() or file.read_bytes().endswith(b"\n") or not file.stat().st_size else "\n"
     with file.open("a", encoding="utf-8") as out:
@@ -198,6 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--minutes", type=float, default=0, help="start no fault after this time")
     parser.add_argument("--lanes", type=int, default=LANES, help="faults at a time; default: one more than cores")
+    parser.add_argument("--publish", type=Path, metavar="STEM", help="write the results so far to STEM.json and .jsonl")
     parser.add_argument("--folder", type=Path, default=ROOT / ".work" / "faults")
     parser.add_argument("--reports", type=Path, default=ROOT / "reports")
     return parser.parse_args()

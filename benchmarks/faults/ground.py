@@ -498,5 +498,5 @@ def _params() -> dict[str, Any]:
         "torch_threads": 1,
     }
     params["trainer"]["parallel_finetune"] = 1  # the lanes keep the cores busy
-    params["flow"]["retry_delays"] = [2, 5, 10]  # seconds; the default has minutes
+    params["flow"]["retry_delays"] = [2, 5, 10]  # seconds
     return params
