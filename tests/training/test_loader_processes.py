@@ -92,13 +92,25 @@ def test_a_killed_loader_process_ends_the_training_which_then_resumes(toy: Toy, 
     assert same_weights(resumed, whole)
 
 
+@pytest.mark.slow
+def test_an_error_of_the_code_in_a_loader_process_is_no_lost_process(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ShardDataset, indices: list[int]) -> None:
+        raise RuntimeError("a plugin's mistake")
+
+    monkeypatch.setattr(ShardDataset, "__getitems__", fail)
+    with pytest.raises(RuntimeError, match="a plugin's mistake"):
+        toy.fit(tmp_path / "work", num_workers=2, max_epochs=1)
+
+
 def test_a_loss_noticed_while_a_checkpoint_is_written_is_not_a_fault_of_the_file(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(descriptor: int) -> None:  # torch's handler of signals raises wherever the process is
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
-    monkeypatch.setattr("vlp_models.training.resume.os.fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(ProcessLostError, match="loader process was lost"):
         toy.fit(tmp_path / "work", max_epochs=1, checkpoint_every_steps=1)
 

@@ -269,7 +269,8 @@ def _explain(
         return CheckpointError(
             f"{work}: {explain_system_error(error)}. Saved checkpoints are intact: run again to resume"
         )
-    if "DataLoader" in str(error):
+    # "Caught ... in DataLoader worker process": an error of the code, with its traceback; the process lives.
+    if "DataLoader" in str(error) and not str(error).startswith("Caught "):
         return ProcessLostError(
             f"{title}: a loader process was lost ({first_line(error).strip(' .')}). If the machine ran out of memory, "
             "lower `trainer.num_workers`. The same command resumes from the last checkpoint"
