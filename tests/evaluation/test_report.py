@@ -157,3 +157,37 @@ def test_the_best_value_and_the_order_of_baselines_follow_the_metrics_direction(
         assert figure["variant"] == ("a" if lower else "b")
         trivial = ["blind baseline", "chance"] if lower else ["chance", "blind baseline"]
         assert [name for name, *_ in figure["bars"]] == ["this model", *trivial, "human"]
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "direction", "mark"),
+    [
+        (120.0, 110.0, 130.0, "higher", "✓ better"),
+        (90.0, 80.0, 100.0, "higher", "≈ not clearly better"),
+        (80.0, 70.0, 90.0, "higher", "✗ not better"),
+        (80.0, 70.0, 84.0, "lower", "✓ better"),
+        (80.0, 70.0, 90.0, "lower", "≈ not clearly better"),
+        (90.0, 80.0, 100.0, "lower", "✗ not better"),
+    ],
+)
+def test_a_model_that_does_not_beat_its_baseline_is_marked(
+    params: Params, workspace: Workspace, value: float, low: float, high: float, direction: str, mark: str
+) -> None:
+    gates = {"captioning": GateParams(metric="CIDEr", direction=direction)}  # type: ignore[arg-type]
+    params = dataclasses.replace(params, promotion=dataclasses.replace(params.promotion, tasks=gates))
+    scored = record("captioning", "CIDEr", value, low=low, high=high, baselines={"constant caption": 85.0})
+    write_json(workspace.evaluation("captioning") / "scores.json", [scored])
+    text = rendered(params, workspace)
+    words = f"{mark} than its best baseline, constant caption 85.0"
+    # At the top, on its card, and at its row of the table.
+    assert text.count(words) == 3 and text.index(words) < text.index("<main>")
+
+
+def test_the_top_of_the_page_has_date_commit_and_the_gates_verdict(params: Params, workspace: Workspace) -> None:
+    decision = {"action": "refused", "outcome": "inconclusive", "version": 3, "champion": 2, "numbers": {}}
+    write_json(workspace.reports / "promotion" / "captioning.json", decision)
+    text = rendered(params, workspace)
+    top = text[: text.index("<main>")]
+    assert re.search(r"Made \d+ \w+ 20\d\d, \d\d:\d\d UTC, from commit abc\.", top)
+    assert "CIDEr 120.5" in top and "refused: version 3 (inconclusive); champion: version 2" in top
+    assert 'title="vlp promote vqa">· not judged yet' in top

@@ -23,12 +23,14 @@ CUT_OFF = """() => {
     const box = e.getBoundingClientRect();
     return box.width && !e.closest('svg') && (box.right > innerWidth + 1 || box.left < -1);
   });
+  const clipped = [...document.querySelectorAll('main *, header *')].filter(e =>
+    getComputedStyle(e).overflowX === 'hidden' && e.scrollWidth > e.clientWidth + 1 && !e.title);
   const labels = [...document.querySelectorAll('.boxes text')].filter(e => {
     const label = e.getBBox(), view = e.ownerSVGElement.viewBox.baseVal;
     const [right, bottom] = [label.x + label.width, label.y + label.height];
     return label.x < -1 || right > view.width + 1 || label.y < -3 || bottom > view.height + 3;
   });
-  return [...tables, ...outside, ...labels].map(e => e.outerHTML.slice(0, 160));
+  return [...tables, ...outside, ...clipped, ...labels].map(e => e.outerHTML.slice(0, 160));
 }"""
 TOP = "selector => document.querySelector(selector).getBoundingClientRect().top + scrollY"
 
@@ -77,13 +79,18 @@ def test_the_page_stays_short_with_many_runs(browser: Any, built_project: Path, 
     page.close()
 
 
-def test_the_page_opens_with_what_was_trained_then_figures_then_pictures(browser: Any, report: str) -> None:
+def test_the_page_opens_with_verdicts_and_a_picture_then_figures_and_examples(browser: Any, report: str) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     page.goto(report)
     assert page.locator("h1").inner_text() == "Captioning and visual question answering with tden, on scenes"
+    assert page.locator("header .verdicts li").count() == 2
     assert "pretrained for" in page.locator(".lead").inner_text()
-    places = [page.evaluate(TOP, selector) for selector in (".lead", ".headlines", ".six img", "section table")]
-    assert places == sorted(places) and places[1] < 500 and places[2] < 1000
+    tops = [
+        page.evaluate(TOP, selector) for selector in (".verdicts", ".hero img", ".lead", ".six img", "section table")
+    ]
+    assert tops == sorted(tops) and tops[1] < 300
+    assert page.locator(".hero img").bounding_box()["height"] > 300
+    assert page.evaluate(TOP, ".hero .words") < 860 and page.evaluate(TOP, ".headlines") < 300
     cards = page.locator(".headlines .card")
     assert cards.count() == 3
     for text in cards.all_inner_texts():
@@ -95,4 +102,6 @@ def test_the_page_opens_with_what_was_trained_then_figures_then_pictures(browser
     assert ", test\n" in visible and ", val\n" not in visible, "val is folded"
     for svg in page.locator(".curves figure").all_inner_texts():
         assert "_" not in svg.partition("\n")[2], "names that are read, not columns"
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.querySelector('.hero .words').getBoundingClientRect().bottom + scrollY") <= 844
     page.close()

@@ -98,6 +98,21 @@ def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
     return decisions
 
 
+def describe_decision(decision: dict[str, Any]) -> str:
+    """Return a decision in a few words, such as `refused: version 3 (inconclusive); champion: version 2`."""
+    text = f"{decision.get('action')}: version {decision.get('version')}"
+    if decision.get("action") == "promoted":
+        return text + (" (forced)" if decision.get("forced") else "")
+    text += f" ({decision['outcome']})" if decision.get("outcome") else ""
+    return f"{text}; champion: " + (f"version {decision['champion']}" if decision.get("champion") else "none")
+
+
+def name_decision(decision: dict[str, Any]) -> str:
+    """Return the deciding metric and what happened, such as `CIDEr 40.0, refused`."""
+    numbers, action = decision.get("numbers") or {}, str(decision.get("action"))
+    return f"{numbers['metric']} {numbers['value']:.1f}, {action}" if "value" in numbers else action
+
+
 def decision_numbers(decision: dict[str, Any]) -> dict[str, Any]:
     """Return those of a decision's numbers that fit into a table."""
     numbers = decision.get("numbers")

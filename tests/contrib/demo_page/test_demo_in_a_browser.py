@@ -33,6 +33,10 @@ from vlp_models.serving.images import MAX_BYTES
 pytestmark = pytest.mark.extras
 pytest.importorskip("gradio", reason="in requirements-photographs.lock")
 ROOT = Path(__file__).parents[3]
+CAPTION = "document.querySelector('#caption textarea, #caption input')"
+CLIPPED = """[...document.querySelectorAll('textarea')].filter(e =>
+  e.offsetParent && (e.scrollHeight > e.clientHeight + 2 || e.scrollWidth > e.clientWidth + 2)
+).map(e => e.value)"""
 
 
 def _pixels(picture: Image.Image | bytes) -> NDArray[np.int16]:
@@ -96,9 +100,27 @@ def test_page_in_a_browser(
         tab = browser.new_page()
         tab.set_default_timeout(120_000)
         tab.on("request", lambda r: None if r.url.startswith((address, "data:", "blob:")) else elsewhere.append(r.url))
+        opening = page.caption(str(page.examples[0])).caption
         tab.goto(address)
+        # The page opens with an example: the photo and its caption, without an empty field.
+        tab.wait_for_function(f"text => {CAPTION}?.value == text", arg=opening)
+        empty = "e => e.offsetParent && e.id != 'wanted' && !e.placeholder && !e.value && !e.closest('#wanted')"
+        assert tab.evaluate(f"[...document.querySelectorAll('textarea')].filter({empty}).length") == 0
+        assert not tab.locator("#answers").is_visible()
+        for width, height in ((1280, 860), (390, 844)):
+            tab.set_viewport_size({"width": width, "height": height})
+            tab.wait_for_timeout(500)
+            shown, caption = (tab.locator(name).bounding_box() for name in ("#picture", "#caption textarea"))
+            assert caption["y"] + caption["height"] <= height, "the caption is within the first screen"
+            assert abs(caption["x"] - shown["x"]) < 30 and caption["y"] >= shown["y"] + shown["height"], (
+                "below its photo"
+            )
+            assert tab.evaluate(CLIPPED) == [], "no text is cut off by its field"
+            upload, label = tab.locator("#photo").bounding_box(), tab.get_by_text("Click to Upload").bounding_box()
+            assert label["y"] + label["height"] <= upload["y"] + upload["height"]
+        tab.set_viewport_size({"width": 1280, "height": 860})
         tab.set_input_files("#photo input[type=file]", str(photo))
-        tab.wait_for_function("document.querySelector('#caption textarea, #caption input')?.value")
+        tab.wait_for_function(f"text => {CAPTION}?.value == text", arg=expected.caption)
         assert tab.locator("#caption textarea, #caption input").input_value() == expected.caption
         assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
         assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()

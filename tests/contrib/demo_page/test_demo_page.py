@@ -111,7 +111,7 @@ def test_consensus_caption_is_shown_next_to_the_beams_own(
     here: Workspace, params: Params, photo: Path, neighbors: int, target: str
 ) -> None:
     page = make_page(params, here)
-    assert page.caption_labels() == ("Caption, best of a beam of 3", "") and not page.caption(str(photo)).beam
+    assert page.describe_search() == ("Best of a beam of 3", "") and not page.caption(str(photo)).beam
     assert page.captioner is not None
     plain, task_model = page.caption(str(photo)), page.captioner.predictor.task_model
     task_model.set_search(EvaluateParams(consensus_samples=9, consensus_neighbors=neighbors))
@@ -119,11 +119,11 @@ def test_consensus_caption_is_shown_next_to_the_beams_own(
     chosen = page.caption(str(photo))
     assert chosen.beam == plain.caption and chosen.greedy == plain.greedy
     assert chosen.caption not in ("", chosen.beam), "the consensus chose another caption"
-    label = f"Caption, of the beam's and 9 sampled captions, the one most similar to {target}"
-    assert page.caption_labels() == (label, "Caption, best of a beam of 3")
+    how = f"Of the beam's and 9 sampled captions, the one most similar to {target}"
+    assert page.describe_search() == (how, "Caption, best of a beam of 3")
     if importlib.util.find_spec("gradio") is not None:
         assert _boxes_filled(page, photo) == {
-            label: chosen.caption,
+            "Caption": chosen.caption,
             "Caption, best of a beam of 3": chosen.beam,
             "Caption, greedy decoding": chosen.greedy,
         }
@@ -136,7 +136,8 @@ def _boxes_filled(page: Page, photo: Path) -> dict[str, str]:
     blocks = build(page)
     describe = next(f for f in blocks.fns.values() if f.name == "describe")
     filled = zip(describe.outputs, describe.fn(str(photo)), strict=True)
-    return {str(box.label): text for box, text in filled if str(box.label).startswith("Caption") and box.visible}
+    captions = [(str(box.label), update) for box, update in filled if str(box.label or "").startswith("Caption")]
+    return {label: update["value"] for label, update in captions if update["visible"]}
 
 
 def test_problems_are_shown_as_sentences(here: Workspace, params: Params, photo: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_page_shows_the_caption_of_similar_photos_and_states_it(
         assert (result.caption, result.beam, result.greedy, result.problem) == (text, "", "", "")
         assert result.overlay is not None and result.overlay.note.startswith("No boxes: ")
     assert "not an image" in page.caption(str(here.root / "params.yaml")).problem
-    assert page.caption_labels() == ("Caption of similar training photos", "")
+    assert page.describe_search() == ("Of similar training photos", "")
     if importlib.util.find_spec("gradio") is not None:
         assert {"caption", "about-captioning"} <= _controls(page)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import re
+import sys
 import time
+import types
 from pathlib import Path
 
-from report_workspace import HOSTILE, Page, rendered
+import pytest
+from report_workspace import HOSTILE, Page, record, rendered
 from toy_dataset import make_toy
 from toy_tasks import make
 
@@ -15,12 +20,14 @@ from vlp_models.common.io import write_json, write_text
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.report_pictures.charts import boxes_overlay, line_chart, nice_ticks
 from vlp_models.contrib.report_pictures.curves import read_curves
-from vlp_models.contrib.report_pictures.galleries import GALLERIES, Card, Examples, choose_highlights
+from vlp_models.contrib.report_pictures.galleries import GALLERIES, Card, Examples, choose_highlights, read_galleries
 from vlp_models.contrib.report_pictures.pictures import Picture, Pictures, read_figures
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.evaluation.report.records import CURVES
 from vlp_models.params import Params
+from vlp_models.tasks import TASKS
+from vlp_models.tasks.vqa import VQA
 
 
 def test_examples_are_embedded_and_a_picture_that_cannot_be_shown_is_named(
@@ -28,7 +35,7 @@ def test_examples_are_embedded_and_a_picture_that_cannot_be_shown_is_named(
 ) -> None:
     text = rendered(params, workspace)
     sources = [attributes["src"] or "" for tag, attributes in Page(text).tags if tag == "img"]
-    assert len(sources) == 6 + 6, "of the six highlights, and two of each gallery"
+    assert len(sources) == 1 + 5 + 6, "the large one, the other highlights, and two of each gallery"
     assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
     assert "scenes/2: cannot be read" in text
 
@@ -46,18 +53,78 @@ def test_highlights_are_right_and_wrong_ones_of_different_images() -> None:
         return [(one.run, card.picture.image_id) for one, card in choose_highlights(galleries).cards]
 
     a, b = examples("a", "++++-+"), examples("b", "++---+")
-    assert chosen(a, b) == [("a", "0"), ("b", "1"), ("a", "2"), ("a", "4"), ("b", "3"), ("b", "2")]
+    expected = [("a", "0"), ("a", "1"), ("b", "5"), ("a", "2"), ("a", "4"), ("b", "3"), ("b", "2")]
+    assert chosen(a, b) == expected
     assert "8 of the 12" in choose_highlights([a, b]).rule
-    assert chosen(examples("a", "++++++-")) == [("a", f"{n}") for n in (0, 1, 2, 3, 4, 6)]
+    assert chosen(examples("a", "+++++++-")) == [("a", f"{n}") for n in (0, 1, 2, 3, 4, 5, 7)]
     assert chosen(examples("a", "??+")) == [("a", "2"), ("a", "0"), ("a", "1")]
+    # Captions of photos cannot be judged: one is the large picture, two are among the others.
+    captions, answers = examples("a", "?" * 9), examples("b", "+-" * 5)
+    expected = [("a", "0"), ("b", "2"), ("b", "4"), ("b", "1"), ("b", "3"), ("a", "5"), ("a", "6")]
+    assert chosen(captions, answers) == expected
     assert "are right" not in choose_highlights([examples("a", "??")]).rule and not choose_highlights([]).cards
 
 
-def test_box_labels_stay_within_the_picture() -> None:
-    drawn = boxes_overlay(240, 100, [([0.9, 0.0, 1.0, 0.5], "blue triangle"), ([0, 0.5, 1, 1], "x" * 99)])
-    ends = re.findall(r'<text class="c." x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([^<]*)', drawn)
-    assert ends[0] == ("238.0", "13.0", "end", "blue triangle"), "at the right edge, and inside the box at the top"
-    assert len(ends[1][3]) * 7.5 < 240 and ends[1][3].endswith("…")
+def test_an_answer_that_needs_no_image_is_not_the_first_example(params: Params, workspace: Workspace) -> None:
+    """Of three right answers the blind baseline gives the first two as well, so the third is the large picture."""
+    (workspace.root / "2.png").write_bytes((workspace.root / "1.png").read_bytes())
+    lines = [
+        {"question_id": f"scenes/{n}", "image_id": f"scenes/{n}", "answer": HOSTILE, "top": [[HOSTILE, 0.7]]}
+        | {"answer_blind": HOSTILE if n < 2 else "no"}
+        for n in range(3)
+    ]
+    write_text(workspace.evaluation("vqa") / "predictions-test.jsonl", "".join(f"{json.dumps(x)}\n" for x in lines))
+    only = dataclasses.replace(params, finetune={"vqa": params.finetune["vqa"]})
+    highlights = choose_highlights(read_galleries(only, workspace, []))
+    assert [card.picture.image_id for _, card in highlights.cards] == ["scenes/2", "scenes/0", "scenes/1"]
+    assert "the blind baseline gives as well come last" in highlights.rule
+
+
+def test_a_task_of_a_plugin_has_pictures_and_its_title_is_quoted(
+    params: Params, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its class is VQA's with another name; its predictions have fields of their own."""
+
+    class CountObjects(VQA):
+        task, title = "count_objects", "Count the objects"
+
+    plugin = types.ModuleType("counting")
+    plugin.CountObjects = CountObjects  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "counting", plugin)
+    monkeypatch.setitem(TASKS, "count_objects", "counting:CountObjects")
+    run = dataclasses.replace(params.finetune["vqa"], task="count_objects")
+    lines = [
+        {"question_id": f"scenes/{n}", "image_id": f"scenes/{n}", "objects": "2", "sure": 0.25, "objects_blind": "3"}
+        for n in range(3)
+    ]
+    predictions = "".join(f"{json.dumps(line)}\n" for line in lines)
+    write_text(workspace.evaluation("tden-count") / "predictions-test.jsonl", predictions)
+    write_json(workspace.evaluation("tden-count") / "scores.json", [record("count_objects", "accuracy", 40.0)])
+    text = rendered(dataclasses.replace(params, finetune={"tden-count": run}), workspace)
+    assert "<h1>“Count the objects” with tden, on scenes</h1>" in text and "fine-tuned for “Count the objects”" in text
+    assert "Count the objects: one run, so nothing is ranked" in text and "Count_objects" not in text
+    assert text.count("objects: 2") >= 2 and "blind baseline: 3" in text and "data:image/jpeg" in text
+
+
+def test_box_labels_stay_within_the_picture_and_apart() -> None:
+    crowded = [([0.4 + n / 100, 0.4, 0.6, 0.6], f"blue triangle {n}") for n in range(6)]
+    boxes = [([0.9, 0.0, 1.0, 0.5], "blue triangle"), ([0, 0.5, 1, 1], "x" * 99), *crowded]
+    drawn = boxes_overlay(240, 100, boxes)
+    labels = re.findall(r'<text class="c." x="([\d.]+)" y="([\d.]+)">([^<]*)', drawn)
+    assert drawn.count("<rect") == len(boxes) and labels[0][2] == "blue triangle" and labels[1][2].endswith("…")
+    frames = [(float(x), float(x) + 7.5 * len(text), float(y)) for x, y, text in labels]
+    assert all(start >= 0 and end <= 240 and 10 <= y <= 97 for start, end, y in frames)
+    for first, second in itertools.combinations(frames, 2):
+        apart = abs(first[2] - second[2]) >= 13
+        assert apart or first[1] < second[0] or second[1] < first[0], (first, second)
+
+
+def test_cells_of_a_grid_are_not_drawn_as_objects(params: Params, workspace: Workspace) -> None:
+    """A CNN trained on ImageNet names every cell of a photo; only a detector's regions are objects."""
+    assert 'class="boxes"' in rendered(params, workspace)
+    cells = dataclasses.replace(params, features=dataclasses.replace(params.features, source="timm"))
+    text = rendered(cells, workspace)
+    assert 'class="boxes"' not in text and "Boxes are" not in text
 
 
 def test_a_chart_has_one_quantity(params: Params, workspace: Workspace) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.packages import INSTALL
-from vlp_models.contrib.demo_page.handlers import Page
+from vlp_models.contrib.demo_page.handlers import Page, Result
 from vlp_models.contrib.demo_page.photos import open_photo, scale_for_page
 from vlp_models.data.images import FORMATS
 from vlp_models.errors import MissingToolError, ParamsError
@@ -24,14 +22,14 @@ if TYPE_CHECKING:
 ENVIRONMENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SHARE": "False"}
 EXAMPLE_SIDE = 240  # pixels of an example's longer side
 MAX_AGE = 3600  # seconds that an uploaded photo stays on disk, and between clean-ups
-NOTICE = (
-    "The results are a model's guesses; the end of the page describes the models, their training data and their "
-    "limits. Nothing leaves the machine that serves this page. Uploads are deleted when the page stops, or after two "
-    "hours."
+PRIVACY = (
+    "Nothing leaves the machine that serves this page. Uploads are deleted when the page stops, or after two hours."
 )
 PERCENTAGES = "Each percentage belongs to that answer alone, so they need not add up to 100."
 STYLE = """
-.gradio-container {max-width: 1180px !important}
+.gradio-container {max-width: 1180px !important; margin: 0 auto !important}
+#caption textarea, #caption input {font-size: 20px !important; font-weight: 600; line-height: 1.3}
+#picture img {object-fit: contain; max-height: 400px}
 #examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
 #examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
 #examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
@@ -39,6 +37,7 @@ STYLE = """
 #found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
 @media (max-width: 640px) {
   .gradio-container > main, .gradio-container {padding: 8px !important}
+  #picture, #picture img {height: auto !important; max-height: 44vh !important}
   #found .grid-container {grid-template-columns: repeat(3, minmax(0, 1fr)) !important}
 }
 """
@@ -57,7 +56,7 @@ def build(page: Page) -> gradio.Blocks:
     one_at_a_time = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
     # Files older than an hour are deleted, and the check runs every hour: two hours at most.
     with gr.Blocks(title=page.title, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
-        gr.Markdown(f"# {page.title}\n{NOTICE}")
+        gr.Markdown(f"# {page.title}\nThe results are a model's guesses.")
         if page.warning:
             gr.Markdown(f"**{page.warning}**", elem_id="warning")
         if page.captions or page.answerer:
@@ -73,11 +72,39 @@ def build(page: Page) -> gradio.Blocks:
 
 
 def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
-    """Lay out what is done with one photo: examples and upload, boxes, and what the captioner and answerer return."""
+    """Lay out what is done with one photo: the photo with its caption; next to them upload, examples and questions.
+
+    The page opens with the first example's result. A field without a text is hidden.
+    """
+    example = str(page.examples[0]) if page.examples else None
+    opening = _describe(page, example) if example else Result()
+    current = gr.State(example)  # path of the photo that is shown: an upload or an example
     with gr.Row():
         with gr.Column(scale=1):
+            picture = gr.Image(
+                opening.overlay.picture if opening.overlay else None,
+                show_label=False,  # a label would cover the picture's corner and the number of a box there
+                height=400,
+                interactive=False,
+                format="png",
+                buttons=[],
+                elem_id="picture",
+            )
+            captions: list[Any] = []
+            if page.captions:
+                how, beam_label = page.describe_search()
+                info = f"{how}; {page.version_title('captioning')}"
+                captions = [
+                    _text(gr, opening.caption, "Caption", "caption", info=info),
+                    _text(gr, opening.beam, beam_label, "beam"),
+                    _text(gr, opening.greedy, "Caption, greedy decoding", "greedy"),
+                ]
+            problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
+            note = _text(gr, opening.overlay.note if opening.overlay else "", "The boxes on the photo", "note")
+        with gr.Column(scale=1):
+            photo = gr.File(label="Upload a photo", file_types=sorted(FORMATS), height=150, elem_id="photo")
             if page.examples:
-                gr.Markdown("Click an example, or upload a photo:")
+                gr.Markdown("or click an example:")
                 examples = gr.Gallery(
                     value=[scale_for_page(open_photo(path), EXAMPLE_SIDE) for path in page.examples],
                     show_label=False,  # a label would cover the first example
@@ -90,72 +117,53 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
                     elem_id="examples",
                     format="png",
                 )
-            photo = gr.File(label="Upload a photo", file_types=sorted(FORMATS), height=110, elem_id="photo")
-            picture = gr.Image(
-                show_label=False,  # a label would cover the picture's corner and the number of a box there
-                height=400,
-                interactive=False,
-                format="png",
-                buttons=[],
-                elem_id="picture",
-            )
-        with gr.Column(scale=1):
-            captions: list[Any] = []
-            if page.captions:
-                caption_label, beam_label = page.caption_labels()
-                captions = [
-                    gr.Textbox(
-                        label=caption_label, info=page.version_title("captioning"), interactive=False, elem_id="caption"
-                    ),
-                    gr.Textbox(label=beam_label, visible=bool(beam_label), interactive=False, elem_id="beam"),
-                    gr.Textbox(
-                        label="Caption, greedy decoding",
-                        visible=page.captioner is not None,
-                        interactive=False,
-                        elem_id="greedy",
-                    ),
-                ]
+            gr.Markdown(PRIVACY)
             if page.answerer:
                 question = gr.Textbox(
                     label="Ask about the photo", placeholder="What color is the ball?", elem_id="question", max_lines=1
                 )
                 ask = gr.Button("Ask", elem_id="ask")
-                answers = gr.Label(label="Most likely answers", num_top_classes=5, elem_id="answers")
+                answers = gr.Label(label="Most likely answers", num_top_classes=5, visible=False, elem_id="answers")
                 gr.Markdown(f"From {page.version_title('vqa')}. {PERCENTAGES}", elem_id="answered-by")
-            note = gr.Textbox(label="The boxes on the photo", interactive=False, lines=2, elem_id="note")
-            problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
     # A new photo clears the answer to a question about the old one.
     cleared = [answers] if page.answerer else []
 
     def describe(path: str | None) -> list[Any]:
-        # without a captioner, the plain photo until a question is asked
-        result = page.caption(path) if path and page.captions else page.show(path)
+        result = _describe(page, path)
         picture, note = (result.overlay.picture, result.overlay.note) if result.overlay else (None, "")
         # Without a captioner `captions` is empty, and so are the texts; otherwise one per field.
         texts = [result.caption, result.beam, result.greedy][: len(captions)]
-        # In the order of the outputs that `photo.change` lists.
-        return [picture, note, *texts, *(None for _ in cleared), _problem(gr, result.problem)]
+        shown = [_show(gr, text) for text in (note, *texts)]
+        # In the order of `fields`.
+        return [path, picture, *shown, *(_hide(gr) for _ in cleared), _show(gr, result.problem)]
 
-    photo.change(describe, photo, [picture, note, *captions, *cleared, problem], **one_at_a_time)
+    fields = [current, picture, note, *captions, *cleared, problem]
+    # Not `change`: an example empties the upload, which must not empty the page.
+    for event in (photo.upload, photo.clear):
+        event(describe, photo, fields, **one_at_a_time)
 
     if page.examples:
 
-        def choose(event: Any) -> str:
-            return _copy_example(page.examples[event.index])
+        def choose(event: Any) -> list[Any]:
+            return [None, *describe(str(page.examples[event.index]))]
 
         choose.__annotations__["event"] = gr.SelectData  # Gradio passes the event by this type
-        examples.select(choose, None, photo, **one_at_a_time)
+        examples.select(choose, None, [photo, *fields], **one_at_a_time)
 
     if page.answerer:
 
         def answered(path: str | None, text: str) -> list[Any]:
             result = page.answer(path, text)
             # Without a new overlay the picture and the note stay as they are.
-            overlay = [result.overlay.picture, result.overlay.note] if result.overlay else [gr.skip(), gr.skip()]
-            return [*overlay, dict(result.answers) or None, _problem(gr, result.problem)]
+            if result.overlay:
+                overlay = [result.overlay.picture, _show(gr, result.overlay.note)]
+            else:
+                overlay = [gr.skip(), gr.skip()]
+            likely = gr.update(value=dict(result.answers), visible=True) if result.answers else _hide(gr)
+            return [*overlay, likely, _show(gr, result.problem)]
 
         for event in (ask.click, question.submit):
-            event(answered, [photo, question], [picture, note, answers, problem], **one_at_a_time)
+            event(answered, [current, question], [picture, note, answers, problem], **one_at_a_time)
 
 
 def _search_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
@@ -174,17 +182,10 @@ def _search_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
 
     def searched(text: str) -> list[Any]:
         result = page.find(text)
-        return [list(result.photos), _problem(gr, result.problem)]
+        return [list(result.photos), _show(gr, result.problem)]
 
     for event in (start.click, query.submit):
         event(searched, query, [gallery, problem], **one_at_a_time)
-
-
-def _copy_example(path: Path) -> str:
-    """Copy an example to the folder of the uploads: Gradio serves no file from elsewhere."""
-    folder = Path(os.environ["GRADIO_TEMP_DIR"]) / "examples"
-    folder.mkdir(exist_ok=True)
-    return str(shutil.copyfile(path, folder / path.name))
 
 
 @contextmanager
@@ -226,9 +227,23 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
             blocks.close(verbose=False)
 
 
-def _problem(gr: Any, text: str) -> Any:
-    """Update a problem field, which is visible only while it has a text."""
+def _describe(page: Page, path: str | None) -> Result:
+    """Return the caption of a photo; without a captioner, the plain photo until a question is asked."""
+    return page.caption(path) if path and page.captions else page.show(path)
+
+
+def _text(gr: Any, text: str, label: str, name: str, **more: Any) -> Any:
+    """Lay out a field that is visible only while it has a text."""
+    return gr.Textbox(text, label=label, visible=bool(text), interactive=False, elem_id=name, **more)
+
+
+def _show(gr: Any, text: str) -> Any:
+    """Update such a field."""
     return gr.update(value=text, visible=bool(text))
+
+
+def _hide(gr: Any) -> Any:
+    return gr.update(value=None, visible=False)
 
 
 def _gradio() -> Any:

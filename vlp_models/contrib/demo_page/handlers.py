@@ -249,17 +249,17 @@ class Page:
         limits = "\n".join(f"- {line}" for line in describe_limits(task_model))
         return f"**{TITLES[task]}**\n\n{facts}\n\nLimits:\n\n{limits}"
 
-    def caption_labels(self) -> tuple[str, str]:
-        """Return the labels of the caption and of the beam's caption; the second is empty if they are the same."""
+    def describe_search(self) -> tuple[str, str]:
+        """Return how the caption was chosen, and the label of the beam's own; that is empty if they are the same."""
         if self.captioner is None:
-            return "Caption of similar training photos", ""
+            return "Of similar training photos", ""
         settings = cast("Captioning", self.captioner.predictor.task_model).caption_search.settings
-        beam = f"Caption, best of a beam of {settings.beam_size}"
+        beam = f"est of a beam of {settings.beam_size}"
         if not settings.consensus_samples:
-            return beam, ""
+            return f"B{beam}", ""
         target = "captions of similar images" if settings.consensus_neighbors else "the others"
         sampled = f"{settings.consensus_samples} sampled captions"
-        return f"Caption, of the beam's and {sampled}, the one most similar to {target}", beam
+        return f"Of the beam's and {sampled}, the one most similar to {target}", f"Caption, b{beam}"
 
     def version_title(self, task: str) -> str:
         """Return the title of the task's version, or why it has none."""

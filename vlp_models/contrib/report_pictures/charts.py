@@ -77,22 +77,29 @@ def line_chart(lines: Mapping[str, Sequence[Point]], title: str, colors: Mapping
 
 
 def boxes_overlay(width: float, height: float, boxes: Sequence[tuple[Sequence[float], str]]) -> Markup:
-    """Draw labeled boxes over an image of `width` x `height`. boxes: ((x1, y1, x2, y2) as fractions, label)."""
-    # Each box with its label above it, shortened to the width of the image.
+    """Draw labeled boxes over an image of `width` x `height`. A label without room for it is left out, its box is not.
+
+    boxes: ((x1, y1, x2, y2) as fractions, label), the most important first.
+    """
     parts = [f'<svg class="boxes" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">']
+    labels: list[tuple[float, float, float]] = []  # left end, right end and baseline of those that are drawn
     for index, ((x1, y1, x2, y2), label) in enumerate(boxes):
         x, y, w, h = x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height
         color = f"c{index % MAX_LINES}"
-        # Two pixels of margin on either side.
+        parts.append(f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>')
+        # Shortened to the picture's width, with two pixels of margin on either side.
         max_letters = int((width - 4) / LETTER)
         text = label if len(label) <= max_letters else label[: max_letters - 1] + "…"
-        fits = x + 2 + LETTER * len(text) <= width  # else it ends at the image's edge, which would cut it off
-        text_x, anchor = (x + 2, "start") if fits else (width - 2, "end")
-        text_y = y - 3 if y >= LINE else min(y + LINE, height - 3)  # inside the box where there is no room above it
-        parts.append(
-            f'<rect class="{color}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-            f'<text class="{color}" x="{text_x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-        )
+        length = LETTER * len(text)
+        left = min(x + 2, width - 2 - length)  # a label that would be cut off ends at the picture's edge
+        # Above the box, below it, at its upper and at its lower edge: the first that is free and within the picture.
+        for text_y in (y - 3, y + h + LINE - 2, y + LINE, y + h - 4):
+            in_picture = LINE - 3 <= text_y <= height - 3
+            near = [label for label in labels if abs(text_y - label[2]) < LINE]
+            if in_picture and not any(left < end + 4 and start < left + length + 4 for start, end, _ in near):
+                labels.append((left, left + length, text_y))
+                parts.append(f'<text class="{color}" x="{left:.1f}" y="{text_y:.1f}">{escape(text)}</text>')
+                break
     parts.append("</svg>")
     return Markup("".join(parts))
 

@@ -2,7 +2,7 @@
 
 Examples are taken at even distances from the predictions, so they are not picked. `choose_highlights` takes the
 pictures at the top of the page from them: right and wrong ones. `GALLERIES` maps a task to the function that turns its
-predictions into cards; a task that is not in it has no gallery.
+predictions into cards; a task that is not in it, such as a plugin's, shows the fields of its predictions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from vlp_models.contrib.report_pictures.pictures import Picture, Pictures
 from vlp_models.data.answers import most_frequent
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS, read_rows_of
+from vlp_models.data.views import VIEWS
 from vlp_models.metrics.caption import score_faithfulness
 from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.models.meta_model import model_inputs
 from vlp_models.params import Params
-from vlp_models.tasks import TASKS
+from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
 SAMPLE = 60  # predictions of each gallery that the highlights are chosen from
-HIGHLIGHTS = 6  # cards at the top of the page
+HIGHLIGHTS = 6  # cards at the top of the page, after the large one
+CELLS = ("timm", "grid")  # values of `features.source` whose regions are cells of a grid: no boxes of objects
 WIDE = 400  # pixels of a wide picture's longer side
 Row = dict[str, Any]
 
@@ -51,6 +53,7 @@ class Card:
     lines, bars, below        text above, answers with their probabilities, text below
     summary, more, more_picture  what unfolds on a click: its label, lines, another picture
     right     whether the prediction is right; None if that is not known
+    blind_right  the blind baseline gives the same answer, so the image was not needed
     """
 
     picture: Picture
@@ -62,6 +65,7 @@ class Card:
     more: Sequence[Line] = ()
     more_picture: Picture | None = None
     right: bool | None = None
+    blind_right: bool = False
 
 
 CardMaker = Callable[[Workspace, Pictures, Sequence[Prediction]], list[Card]]
@@ -121,14 +125,15 @@ def read_galleries(params: Params, workspace: Workspace, missing: list[str]) -> 
         for name, run in params.finetune.items():
             if run.task == task:
                 runs.setdefault(params.model_of(name), []).append(name)
-        if not runs or task not in GALLERIES:
+        if not runs:
             continue
         # The split of the promotion test first, then test before val before train.
         splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
         for model, names in runs.items():
             # False sorts before True: runs that read images, then those that start from a pretraining.
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
-            thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
+            reads_objects = isinstance(inputs[model].image, RegionInput) and params.features.source not in CELLS
+            thumbnails = with_boxes if reads_objects else pictures
             examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
             if examples is None:
                 missing.append(f"reports/eval/{names[0]}: no predictions")
@@ -138,7 +143,10 @@ def read_galleries(params: Params, workspace: Workspace, missing: list[str]) -> 
 
 
 def choose_highlights(galleries: Sequence[Examples]) -> Highlights:
-    """Choose HIGHLIGHTS cards: half right, half wrong, the first ones of each gallery in turn."""
+    """Choose a card for the large picture and HIGHLIGHTS others: right, wrong and unjudged ones, in turn by gallery.
+
+    Right answers that the blind baseline gives as well come after the others, since they may owe nothing to the image.
+    """
     if not galleries:
         return Highlights(cards=(), rule="")
 
@@ -146,23 +154,35 @@ def choose_highlights(galleries: Sequence[Examples]) -> Highlights:
     queues: dict[bool | None, list[list[tuple[Examples, Card]]]] = {True: [], False: [], None: []}
     for gallery in galleries:
         for right, cards_of in queues.items():
-            cards_of.append([(gallery, c) for c in gallery.sample if c.right is right and c.picture.data])
-    right_count, wrong_count, unknown_count = (sum(map(len, queues[right])) for right in (True, False, None))
+            cards = [(gallery, c) for c in gallery.sample if c.right is right and c.picture.data]
+            cards_of.append(sorted(cards, key=lambda item: item[1].blind_right))
+    right_count, wrong_count = (sum(map(len, queues[right])) for right in (True, False))
 
-    # Half of the cards are wrong predictions, more if there are too few others, fewer if there are too few wrong ones.
-    wrong_cards = min(wrong_count, max(HIGHLIGHTS // 2, HIGHLIGHTS - right_count - unknown_count))
-    right_cards = min(right_count, HIGHLIGHTS - wrong_cards)
-    cards: list[tuple[Examples, Card]] = []
+    taken: list[tuple[Examples, Card]] = []
+    # The large picture is of the first task: a right prediction, else one that cannot be judged.
+    by_gallery = zip(queues[True], queues[None], queues[False], strict=True)
+    first = next((queue for several in by_gallery for queue in several if queue), None)
+    if first is not None:
+        taken.append(first.pop(0))
+    right_left, wrong_left, unknown_left = (sum(map(len, queues[right])) for right in (True, False, None))
+    # Up to two of the others cannot be judged, more if there are too few that can. Half of the rest are wrong
+    # predictions, more if there are too few right ones, fewer if there are too few wrong ones.
+    unknown_cards = min(unknown_left, max(2, HIGHLIGHTS - right_left - wrong_left))
+    judged_cards = HIGHLIGHTS - unknown_cards
+    wrong_cards = min(wrong_left, max(judged_cards // 2, judged_cards - right_left))
+    right_cards = min(right_left, judged_cards - wrong_cards)
     # Right cards first, then wrong ones, then those that cannot be judged.
-    for right, number in ((True, right_cards), (False, wrong_cards), (None, HIGHLIGHTS - right_cards - wrong_cards)):
-        cards += _take_in_turn(queues[right], number, {card.picture.image_id for _, card in cards})
+    for right, number in ((True, right_cards), (False, wrong_cards), (None, unknown_cards)):
+        taken += _take_in_turn(queues[right], number, {card.picture.image_id for _, card in taken})
     rule = f"Not picked by hand: an evenly spaced sample of the {galleries[0].split} split"
     if right_count or wrong_count:
         rule += (
             f", its first right and its first wrong predictions of each task in turn. {right_count} of the "
             f"{right_count + wrong_count} predictions in the sample are right; the galleries below have some of them"
         )
-    return Highlights(cards=cards, rule=f"{rule}.")
+    if any(c.blind_right for gallery in galleries for c in gallery.sample):
+        rule += ". Right answers that the blind baseline gives as well come last"
+    return Highlights(cards=taken, rule=f"{rule}.")
 
 
 def _take_in_turn(
@@ -187,7 +207,7 @@ def read_examples(
 
     None if the run has no predictions.
     """
-    gallery = GALLERIES[task]
+    gallery = GALLERIES.get(task) or make_plain_gallery(task)
     for split in splits:
         path = workspace.evaluation(run) / f"predictions-{split}.jsonl"
         if path.exists():
@@ -267,6 +287,7 @@ def _vqa_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
                 bars=[(text or "(empty)", float(probability)) for text, probability in row["top"]],
                 below=below,
                 right=right,
+                blind_right=bool(right) and row.get("answer_blind") == row["answer"],
             )
         )
     return cards
@@ -371,6 +392,46 @@ def _vcr_cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[P
     return cards
 
 
+def make_plain_gallery(task: str) -> Gallery:
+    """Return the gallery of a task without one of its own: the text of the sample, and the fields of its prediction."""
+    definition = task_class(task)
+    view, id_key = VIEWS[definition.prediction_view], definition.id_key
+
+    def cards(workspace: Workspace, pictures: Pictures, predictions: Sequence[Prediction]) -> list[Card]:
+        # A prediction names its first image in `image_id`, or all of them in `image_ids`.
+        shown = [{**row, "image_id": row.get("image_id") or (row.get("image_ids") or [""])[0]} for row in predictions]
+        samples = _rows_by_id(view.name, view.id_column, workspace, shown) if view.table else {}
+        return [_plain_card(row, samples.get(row.get(id_key), {}), id_key, pictures) for row in shown]
+
+    return Gallery(title=definition.title, about="evenly spaced predictions.", cards=cards)
+
+
+def _plain_card(row: Prediction, sample: Row, id_key: str, pictures: Pictures) -> Card:
+    below, right, blind_right = [], None, False
+    for name, value in row.items():
+        if name in (id_key, "image_id") or name.endswith("_blind") or not isinstance(value, (str, int, float)):
+            continue
+        # What is right has the same name in the data, or is the most frequent answer to a question.
+        answers = sample.get("answers") or []
+        target = sample[name] if name in sample else most_frequent(answers) if answers else None
+        if target is not None:
+            right = str(value) == str(target)
+            blind_right = right and row.get(f"{name}_blind") == value
+        text = (
+            f"{name.replace('_', ' ')}: {value:.3g}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')}: {value}"
+        )
+        below.append(Line(text=text, right=right, after="" if target is None else f"right: {target}"))
+        if f"{name}_blind" in row:
+            below.append(Line(text=f"{BLIND}: {row[f'{name}_blind']}", soft=True))
+    text = str(sample.get("text") or "")
+    lines = [Line(text=text, strong=True)] if text else []
+    return Card(
+        picture=pictures.get(row["image_id"]), lines=lines, below=below, right=right, blind_right=bool(blind_right)
+    )
+
+
 def _rows_by_image(table: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, list[Row]]:
     """Read the table's rows of the predictions' images, by image id."""
     image_ids = pa.array(sorted({row["image_id"] for row in predictions}), pa.string())
@@ -387,7 +448,7 @@ def _rows_by_id(table: str, key: str, workspace: Workspace, predictions: Sequenc
 GALLERIES: dict[str, Gallery] = {
     "captioning": Gallery(
         title="Captions",
-        about="evenly spaced images, not picked. Boxes are the most confident of the regions that the model read.",
+        about="evenly spaced images, not picked.",
         cards=_captioning_cards,
         short=True,
     ),

@@ -1,4 +1,4 @@
-"""The section of the report: examples above the results; figures and training curves below them."""
+"""The sections of the report: a large picture at the top, examples above the results, figures and curves below them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from markupsafe import Markup
 from vlp_models.common.pages import page_environment
 from vlp_models.contrib.report_pictures.curves import read_curves
 from vlp_models.contrib.report_pictures.galleries import choose_highlights, read_galleries
-from vlp_models.contrib.report_pictures.pictures import read_figures
+from vlp_models.contrib.report_pictures.pictures import Pictures, read_figures
 from vlp_models.evaluation.report import ReportContext, Section
 
 GALLERIES_SHOWN = 4  # before all are folded once more
+HERO = 640  # pixels of the longer side of the picture at the top
 CURVES_SHOWN = 6  # charts; if there are more, all but half of that are folded
 
 
@@ -25,11 +26,19 @@ def pictures(context: ReportContext) -> Section:
 
     params, workspace = context.params, context.workspace
     galleries = read_galleries(params, workspace, context.missing)
+    highlights = choose_highlights(galleries)
+    top = Markup("")
+    if highlights.cards:
+        examples, card = highlights.cards[0]
+        # Without boxes: it is the photo that a reader looks at first.
+        picture = Pictures(workspace, params.validate.max_image_pixels).get(card.picture.image_id, HERO)
+        top = render("hero.html.j2", examples=examples, card=card, picture=picture)
     return Section(
+        top=top,
         above=render(
             "examples.html.j2",
             galleries=galleries,
-            highlights=choose_highlights(galleries),
+            highlights=highlights,
             GALLERIES_SHOWN=GALLERIES_SHOWN,
         ),
         below=render(

@@ -32,10 +32,12 @@ class ReportContext:
 class Section:
     """What is added to the page, as rendered HTML (`markupsafe.Markup`, which is not escaped again).
 
+    top           at the top, next to the main figures
     above, below  above and below the results
     in_tables     (task, dataset, split) -> in this table of results, below its first rows
     """
 
+    top: str = ""
     above: str = ""
     below: str = ""
     in_tables: Mapping[tuple[str, str, str], str] = field(default_factory=dict)

@@ -1,12 +1,13 @@
 """The report: one self-contained HTML file with all figures of the runs of params.yaml, data quality, leakage and the
 gate. Sections whose input files do not exist are left out and listed at the end; folders of contrib add sections.
 
-It opens with what was trained on what, and the main figures next to their baselines. The test split comes before val.
-Long tables and hashes are folded.
+It opens with the date, the commit and the gate's verdicts, then one large picture next to the main figures and their
+baselines, then what was trained on what. The test split comes before val. Long tables and hashes are folded.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -36,7 +37,7 @@ from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.params import Params
 from vlp_models.registry.promotion.gate_rule import metric_direction
 from vlp_models.registry.promotion.ranking import describe_ranking
-from vlp_models.registry.receipts import hash_decisions, read_decisions
+from vlp_models.registry.receipts import describe_decision, hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class
 
 SMALL_HIDDEN = 512  # a smaller hidden size is reported in a warning
@@ -112,6 +113,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     environment.filters["cost"] = lambda value: "–" if value is None else f"{value:,.0f}"  # a dash: not recorded
     template = environment.get_template("page.html.j2")
     tables = result_tables(params, records)
+    main_figures = headlines(tables, params)
     # (task, dataset) -> the split shown unfolded: the last one that was scored, which is test.
     tested: dict[tuple[str, str], str] = {}
     # The tables have the test split before the others, so the first split of a dataset stays.
@@ -122,13 +124,16 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
     sections = [import_target(target)(context) for target in REPORT_SECTIONS.values()]
     return template.render(
         title=title(params, records),
+        made=time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime()),
+        commits=sorted({record["git"] for record in records}),
+        verdicts=verdicts(main_figures, decisions),
         few=few_images(tables, params.promotion.split),
         stories=stories(params, workspace),
         data=data_sizes(params, workspace),
         facts=facts(params, workspace, records),
         warnings=warnings(params),
         notes=score_notes(records),
-        headlines=headlines(tables, params),
+        headlines=main_figures,
         tables=tables,
         tested=tested,
         rankings=rankings(params, records),
@@ -144,6 +149,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         timings=timings(params, workspace),
         sections=sections,
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
+        titles={task: task_title(task) for task in decisions},
         METRICS=METRICS,
         BASELINES=BASELINES,
         STORIES_SHOWN=STORIES_SHOWN,
@@ -158,10 +164,45 @@ def title(params: Params, records: Sequence[Record]) -> str:
     if not models or not records:
         return "Vision-language pretraining: results"
     models_text = join_names(models) if len(models) <= 3 else f"{len(models)} models"
-    titles = [task_class(task).title for task in tasks if task in TASKS]
-    # The titles form one sentence, so only the first keeps its capital letter.
-    titles[1:] = [name[:1].lower() + name[1:] for name in titles[1:]]
-    return f"{join_names(titles)} with {models_text}, on {join_names(list(params.data))}"
+    text = join_names([name_task(task) for task in tasks if task in TASKS])
+    return f"{text[:1].upper()}{text[1:]} with {models_text}, on {join_names(list(params.data))}"
+
+
+def task_title(task: str) -> str:
+    """Return the heading of a task; its name if the plugin that defines it is gone."""
+    return task_class(task).title if task in TASKS else task
+
+
+def name_task(task: str) -> str:
+    """Return a task's title within a sentence; that of a plugin is quoted, because it may be any phrase."""
+    text = task_title(task)
+    return f"{text[:1].lower()}{text[1:]}" if task in TASKS.builtin else f"“{text}”"
+
+
+def verdicts(figures: Sequence[Mapping[str, Any]], decisions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one line per task for the top of the page: its main figure, and what the gate last decided."""
+    # The first figure of a task is of its own metric.
+    first = {figure["task"]: figure for figure in reversed(figures)}
+    lines = []
+    for task in dict.fromkeys([*(figure["task"] for figure in figures), *decisions]):
+        gate = describe_decision(decisions[task]) if task in decisions else ""
+        lines.append({"task": task, "title": task_title(task), "figure": first.get(task), "gate": gate})
+    return lines
+
+
+def rate(row: Mapping[str, Any], direction: str) -> tuple[str, str]:
+    """Compare a value with its best trivial baseline: a class of the style sheet, and the words."""
+    if row["best_baseline"] is None:
+        return "", ""
+    name, value = row["best_baseline"]
+    sign, baseline = -1 if direction == "lower" else 1, f"its best baseline, {name} {value:.1f}"
+    # The end of the interval (or of the seeds' range) that is nearer to the baseline.
+    end = {"lower": row["high"], "higher": row["low"]}[direction]
+    if sign * (row["value"] - value) <= 0:
+        return "bad", f"✗ not better than {baseline}"
+    if end is not None and sign * (end - value) <= 0:
+        return "unclear", f"≈ not clearly better than {baseline}"
+    return "good", f"✓ better than {baseline}"
 
 
 def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
@@ -181,8 +222,7 @@ def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
             budgets.setdefault(params.finetune[run].task, _budget(params, workspace, "finetune", run))
         tuned = []
         for task, budget in budgets.items():
-            task_title = task_class(task).title if task in TASKS else task
-            tuned.append(f"{task_title.lower()} ({budget})")
+            tuned.append(f"{name_task(task)} ({budget})")
         steps.append(f"fine-tuned for {join_names(tuned)}")
         # Runs of a task after its first one repeat it with another seed or setting.
         repeats = len(runs) - len(budgets)
@@ -343,7 +383,8 @@ def rankings(params: Params, records: Sequence[Record]) -> list[str]:
     for record in records:
         if not record["control"]:
             scores.setdefault(record["task"], {}).setdefault(record["run"], []).append(record)
-    return [describe_ranking(params, task, scores_by_run) for task, scores_by_run in scores.items()]
+    texts = {task: describe_ranking(params, task, scores_by_run) for task, scores_by_run in scores.items()}
+    return [f"{task_title(task)}: {text.removeprefix(f'{task}: ')}" for task, text in texts.items()]
 
 
 def headlines(tables: Sequence[ResultTable], params: Params) -> list[dict[str, Any]]:
@@ -370,11 +411,13 @@ def headlines(tables: Sequence[ResultTable], params: Params) -> list[dict[str, A
                     bars.append((name, value, "human" if name == HUMAN else "trivial"))
                 # Percentages share one scale; a bar may be longer for metrics without a maximum, such as CIDEr.
                 longest = max(100.0, *(value for _, value, _ in bars))
+                unseen = format_unseen(best["unseen"], "lower" if lower else "higher")
                 figures.append(
                     {
                         **best,
+                        "task": table.task,
                         "title": f"{table.title} · {table.test_name}{variant}",
-                        "unseen_text": "; ".join(format_unseen(best["unseen"], "lower" if lower else "higher")),
+                        "unseen_text": "; ".join(filter(None, unseen)),
                         "bars": [(name, value, max(0.0, 100 * value / longest), style) for name, value, style in bars],
                     }
                 )
@@ -423,6 +466,7 @@ def join_names(names: Sequence[str]) -> str:
 def _as_cells(row: VariantRow, direction: str) -> dict[str, Any]:
     """Return the row with its bar; a gain has none, since it can be negative."""
     cells = {**vars(row), "seeds": row.seeds, "bar": "", "best_baseline": find_best_baseline(vars(row), direction)}
+    cells["rating"] = rate(cells, direction)
     if not row.metric.startswith("gain"):
         # At least 100, so that the bars of a table are on one scale; CIDEr may exceed it.
         top = max(100.0, row.value, row.high or 0, *row.baselines.values())
