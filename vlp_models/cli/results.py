@@ -12,9 +12,10 @@ from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import WITHDRAWN, Workspace, run_git
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
-from vlp_models.evaluation.report.records import Record, find_best_baseline
+from vlp_models.evaluation.report.records import Record
 from vlp_models.metrics.bootstrap import NO_INTERVAL
 from vlp_models.params import Params
+from vlp_models.registry.promotion.gate_rule import find_best_baseline
 from vlp_models.tasks.judging import direction_of
 
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
@@ -64,14 +65,14 @@ def print_results(summary: Path, before: Scores | None = None) -> None:
             "95% interval": [_interval(record) for record in records],
             "before": [_before(record, before) for record in records],
             "best baseline": [_best_baseline(record, record) for record in records],
-            "without seen items": [f"{figure['value']:.1f}" if figure else "" for figure in unseen],
+            "unseen items": [f"{figure['value']:.1f}" if figure else "" for figure in unseen],
             "best baseline there": [_best_baseline(*pair) for pair in zip(records, unseen, strict=True)],
         }
         print_table(
             console,
             columns,
             title=title,
-            numbers=("score", "before", "without seen items"),
+            numbers=("score", "before", "unseen items"),
             folded=("metric", "run", "best baseline", "best baseline there"),
         )
 

@@ -91,19 +91,13 @@ def lineage_files(workspace: Workspace) -> dict[str, str]:
 
 
 def lineage_tags(root: Path, *, params: Any, data: Path, command: str) -> dict[str, str]:
-    """Return commit, hashes of params, data manifest and lock files, and the command that rebuilds the result."""
-
-    def short_hash(path: Path) -> str:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "absent"
-
-    return {
-        "git_commit": git_commit(root),
-        "data_manifest": short_hash(data),
-        "dvc_lock": short_hash(root / "dvc.lock"),
-        "requirements_lock": short_hash(root / "requirements.lock"),
-        "params": hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16],
-        "command": command,
-    }
+    """Return the commit, one text with the hashes of params, data and lock files, and the command for a rebuild."""
+    paths = {"data": data, "dvc.lock": root / "dvc.lock", "requirements.lock": root / "requirements.lock"}
+    hashes = {"params": hashlib.sha256(json.dumps(params, sort_keys=True).encode()).hexdigest()[:16]}
+    for name, path in paths.items():
+        hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else "absent"
+    text = ", ".join(f"{name} {value}" for name, value in hashes.items())
+    return {"git_commit": git_commit(root), "hashes": text, "command": command}
 
 
 def git_commit(root: Path) -> str:

@@ -13,6 +13,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
+from vlp_models.registry.receipts import describe_decision
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -71,7 +72,7 @@ def promote_task(
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = promote(context, request)
-        write_json(report_path(workspace, task), decision.to_plain())
+        _record_decision(context, workspace, decision)
         if decision.action == "promoted":
             _refresh_serving_cache(context.client, params, workspace, task)
     return decision
@@ -95,9 +96,18 @@ def rollback_task(
     with mlflow_errors(params):
         context = _make_context(params, workspace, task, by)
         decision = rollback(context, champion_now=champion_now)
-        write_json(report_path(workspace, task), decision.to_plain())
+        _record_decision(context, workspace, decision)
         _refresh_serving_cache(context.client, params, workspace, task)
     return decision
+
+
+def _record_decision(context: PromotionContext, workspace: Workspace, decision: Decision) -> None:
+    """Write reports/promotion/TASK.json, and state the decision where MLflow shows the version."""
+    from vlp_models.registry.versions import describe_gate
+
+    write_json(report_path(workspace, decision.task), decision.to_plain())
+    if decision.version is not None:
+        describe_gate(context.client, decision.model, decision.version, describe_decision(decision.to_plain()))
 
 
 def _refresh_serving_cache(client: MlflowClient, params: Params, workspace: Workspace, task: str) -> None:

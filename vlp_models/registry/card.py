@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw
 
+from vlp_models.data.tables import SPLITS
+from vlp_models.registry.promotion.gate_rule import find_best_baseline
 from vlp_models.tasks import task_class
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ EXAMPLE_TEXT = "is there a circle?"
 def make_model_card(
     *,
     name: str,
+    headline: str,
     info: CheckpointInfo,
     scores: list[dict[str, Any]],
     lineage: Mapping[str, Any],
@@ -31,6 +34,7 @@ def make_model_card(
     """Return the model card of one version as Markdown: use, scores with intervals, data, how to rebuild it.
 
     Args:
+        headline: its main score, as Markdown.
         not_served: why it cannot predict from an image; empty: it can.
         holds_captions: whether the bundle holds training captions to look up (tasks/caption_search.py).
     """
@@ -49,6 +53,8 @@ def make_model_card(
     facts = "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
     return f"""# {name}
 
+{headline}
+
 {info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
 {use}
 
@@ -64,11 +70,22 @@ Trained on the datasets named in the lineage. Scores on synthetic scenes say not
 """
 
 
+def describe_score(score: Mapping[str, Any], direction: str) -> str:
+    """Return one score as Markdown, with its interval and its best baseline."""
+    interval = f" ({score['low']:.1f} to {score['high']:.1f})" if score.get("low") is not None else ""
+    text = f"**{score['metric']} {score['value']:.1f}**{interval} on {score['dataset']} {score['split']}"
+    best = find_best_baseline(score, direction)
+    return text + (f"; best baseline: {best[0]} {best[1]:.1f}" if best else "")
+
+
 def score_table(scores: Sequence[Mapping[str, Any]]) -> str:
-    """Return the records of scores.json as a Markdown table: each score and its baselines, and both on unseen items."""
+    """Return the records of scores.json as a Markdown table: each score and its baselines, and both on unseen items.
+
+    The test split comes first.
+    """
     columns = ["dataset", "split", "metric", "value", "95% interval", "n", "baselines"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for score in scores:
+    for score in sorted(scores, key=lambda score: -SPLITS.index(score["split"])):
         unseen = (score.get("leakage") or {}).get("without_both") or {}
         parts = {score["metric"]: score}
         if unseen and unseen["n"] < score["n"]:

@@ -99,12 +99,14 @@ def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
 
 
 def describe_decision(decision: dict[str, Any]) -> str:
-    """Return a decision in a few words, such as `refused: version 3 (inconclusive); champion: version 2`."""
+    """Return a decision in a few words, such as `refused: version 3 (inconclusive); champion: version 2, 29.0`."""
     text = f"{decision.get('action')}: version {decision.get('version')}"
     if decision.get("action") == "promoted":
         return text + (" (forced)" if decision.get("forced") else "")
     text += f" ({decision['outcome']})" if decision.get("outcome") else ""
-    return f"{text}; champion: " + (f"version {decision['champion']}" if decision.get("champion") else "none")
+    value = (decision.get("numbers") or {}).get("champion_value")
+    champion = f"version {decision['champion']}" if decision.get("champion") else "none"
+    return f"{text}; champion: {champion}" + (f", {value:.1f}" if value is not None else "")
 
 
 def name_decision(decision: dict[str, Any]) -> str:

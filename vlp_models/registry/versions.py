@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 VARIANT_HASH = "variant_hash"  # tag of a version: equal for runs that differ in their seeds only
 REGISTERING = "vlp.registering"  # tag of the run of a registration: the content hash of its version
-PARENT = "mlflow.parentRunId"  # MLflow's own tag
+PARENT, DESCRIPTION = "mlflow.parentRunId", "mlflow.note.content"  # MLflow's own tags of a run
+GATE = "Gate: "  # begins the line of a version's description that has the gate's last decision
 MAX_DESCRIPTION = 5000  # characters: PostgreSQL refuses more, SQLite does not
 # Imported for loading and predicting, whatever the model family.
 REQUIREMENTS = (
@@ -56,6 +57,7 @@ class VersionRecord:
     name: the registered model. run: the fine-tuning run.
     bundle: the folder to serve (serving/bundle.py). content: its hash (`serving.bundle.hash_bundle`), the version's
         identity.
+    headline: its main score, as Markdown: the description of both runs.
     metrics: logged on the registration's run, on the training's run and on the logged model, so that MLflow's UI can
         compare versions by them.
     card: Markdown. evaluation: the folder with its scores (reports/eval/RUN).
@@ -71,6 +73,7 @@ class VersionRecord:
     bundle: Path
     content: str
     evaluation: Path
+    headline: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     card: str = ""
@@ -100,6 +103,7 @@ def register(client: MlflowClient, record: VersionRecord) -> RegisteredVersion:
     the lineage if the one it has does not say that its data passed validation.
     """
     if record.training_run_id:  # the scores, next to the training's curve
+        client.set_tag(record.training_run_id, DESCRIPTION, record.headline)
         logged = client.get_run(record.training_run_id).data.metrics
         for key, value in record.metrics.items():
             # MLflow appends a value each time, so an equal one would be a second point of the curve.
@@ -142,7 +146,13 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
             else:
                 shutil.copy(source, code / source.name)
         # The parent tag lists this run below its training in MLflow's UI.
-        mlflow.set_tags({**record.tags, **({PARENT: record.training_run_id} if record.training_run_id else {})})
+        mlflow.set_tags(
+            {
+                **record.tags,
+                DESCRIPTION: record.headline,
+                **({PARENT: record.training_run_id} if record.training_run_id else {}),
+            }
+        )
         mlflow.log_metrics(dict(record.metrics))
         log_inputs(client, run_id, record.inputs)
         logged = mlflow.pyfunc.log_model(
@@ -194,6 +204,15 @@ def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:
     for run in client.search_runs(experiments, query, max_results=1):
         return mlflow.start_run(run_id=run.info.run_id)
     return mlflow.start_run(run_name=name, tags={REGISTERING: record.content})
+
+
+def describe_gate(client: MlflowClient, name: str, number: int, text: str) -> None:
+    """Put the gate's decision into a version's description, below its title and score, in place of an earlier one."""
+    version = find_version_by_number(client, name, number)
+    if version is not None:
+        lines = [line for line in (version.description or "").split("\n\n") if not line.startswith(GATE)]
+        description = "\n\n".join([*lines[:2], f"{GATE}{text}", *lines[2:]])
+        client.update_model_version(name, str(number), description=description[:MAX_DESCRIPTION])
 
 
 def find_run_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:

@@ -24,9 +24,7 @@ from vlp_models.data.tables import SPLITS
 from vlp_models.evaluation.report import REPORT_SECTIONS, ReportContext
 from vlp_models.evaluation.report.records import (
     CURVES,
-    HUMAN,
     Record,
-    find_best_baseline,
     flatten,
     format_unseen,
     read_if_exists,
@@ -35,7 +33,7 @@ from vlp_models.evaluation.report.records import (
 from vlp_models.evaluation.report.variants import VariantRow, variant_rows
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.params import Params
-from vlp_models.registry.promotion.gate_rule import metric_direction
+from vlp_models.registry.promotion.gate_rule import HUMAN, find_best_baseline, metric_direction
 from vlp_models.registry.promotion.ranking import describe_ranking
 from vlp_models.registry.receipts import describe_decision, hash_decisions, read_decisions
 from vlp_models.tasks import TASKS, task_class

@@ -14,9 +14,9 @@ from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.evaluation.report.variants import COSTS, Record, label_variants
 from vlp_models.params import Params
+from vlp_models.registry.promotion.gate_rule import find_best_baseline
 from vlp_models.tasks import TASKS, task_class
 
-HUMAN = "human"  # a reference point, not a trivial baseline
 CURVES = {  # column of a curve -> what it is
     "loss": "total",
     "mlm": "masked words",
@@ -151,15 +151,6 @@ def read_if_exists(path: Path, missing: list[str] | None = None) -> Any:
     if missing is not None:
         missing.append(f"{path.parent.name}/{path.name}")
     return None
-
-
-def find_best_baseline(record: Record, direction: str) -> tuple[str, float] | None:
-    """Return the name and value of the best baseline of a record, or of its unseen items; what people score is none."""
-    # The baselines of unseen items have an interval and a gain as well.
-    values = {name: b["value"] if isinstance(b, dict) else b for name, b in record.get("baselines", {}).items()}
-    values.pop(HUMAN, None)
-    best = min if direction == "lower" else max
-    return best(values.items(), key=lambda item: item[1], default=None)
 
 
 def format_unseen(figure: Record | None, direction: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from vlp_models.params import Params, to_plain
 from vlp_models.pipeline.lineage import lineage_files, lineage_record, lineage_tags, training_inputs, variant_hash
 from vlp_models.registry.evaluations import ITEMS
 from vlp_models.registry.mlflow_run import STATE, DataInput, find_training_run, send_unsent
+from vlp_models.registry.promotion.gate_rule import find_best_baseline, gate_rule
 from vlp_models.registry.promotion.ranking import RankedRun, describe_ranking, rank_runs
 from vlp_models.serving.bundle import (
     BUNDLE,
@@ -157,7 +158,7 @@ def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[Bu
 
 
 def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bundled: BundledRun) -> VersionRecord:
-    from vlp_models.registry.card import make_model_card
+    from vlp_models.registry.card import describe_score, make_model_card
     from vlp_models.registry.client import model_name
     from vlp_models.registry.versions import VARIANT_HASH, VersionRecord
 
@@ -170,12 +171,22 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         command=f"dvc repro finetune@{ranked.run}",
     )
     names = {"run": ranked.run, "model": ranked.model, "family": ranked.family, "variant": ranked.variant}
-    # MLflow accepts letters, digits and `_-. ` in a metric's name; a `/` would make a group in its UI.
-    metrics = {}
-    for score in ranked.scores:
+    rule, split = gate_rule(params, bundled.task), params.promotion.split
+    # The test split first, as MLflow's pages list them; runs are selected on val.
+    scores = [score for score in ranked.scores if score["value"] is not None]
+    scores.sort(key=lambda score: score["split"] != split)
+    metrics: dict[str, float] = {}
+    headline = ""
+    for score in scores:
+        if not headline and (score["metric"], score["split"]) == (rule.metric, split):
+            headline = describe_score(score, rule.direction)
+            best = find_best_baseline(score, rule.direction)
+            # Two columns that the runs of all tasks have in MLflow's table.
+            metrics |= {"score": float(score["value"])} | ({"baseline": float(best[1])} if best else {})
+    for score in scores:
+        # MLflow accepts letters, digits and `_-. ` in a metric's name; a `/` would make a group in its UI.
         key = f"{score['dataset']}.{score['split']}.{score['metric']}"
-        if score["value"] is not None:
-            metrics["".join(c if c.isalnum() or c in "_-. " else "_" for c in key)] = float(score["value"])
+        metrics["".join(c if c.isalnum() or c in "_-. " else "_" for c in key)] = float(score["value"])
     # The datasets that it was trained on, then those that it was scored on.
     inputs = training_inputs(workspace, params.finetune[ranked.run].sources)
     uri = workspace.relative(workspace.shards)
@@ -192,6 +203,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         bundle=bundle,
         content=hash_bundle(bundle),
         evaluation=workspace.evaluation(ranked.run),
+        headline=headline,
         metrics=metrics,
         tags={
             **facts,
@@ -204,6 +216,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         },
         card=make_model_card(
             name=name,
+            headline=headline,
             info=bundled.info,
             scores=ranked.scores,
             lineage=facts | names,

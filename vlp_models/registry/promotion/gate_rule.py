@@ -5,11 +5,15 @@ Imports no numpy, as `vlp status` does not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vlp_models.errors import VLPError
 from vlp_models.params import Params
 from vlp_models.params.operations import GateParams
+
+HUMAN = "human"  # a reference point, not a trivial baseline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +78,12 @@ def metric_direction(params: Params, task: str, metric: str) -> str:
 
     rule = gate_rule(params, task)
     return rule.direction if metric == rule.metric else direction_of(task, metric)
+
+
+def find_best_baseline(record: Mapping[str, Any], direction: str) -> tuple[str, float] | None:
+    """Return the name and value of the best baseline of a record, or of its unseen items; what people score is none."""
+    # The baselines of unseen items have an interval and a gain as well.
+    values = {name: b["value"] if isinstance(b, dict) else b for name, b in record.get("baselines", {}).items()}
+    values.pop(HUMAN, None)
+    best = min if direction == "lower" else max
+    return best(values.items(), key=lambda item: item[1], default=None)
