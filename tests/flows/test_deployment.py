@@ -38,6 +38,8 @@ def test_event_triggers_a_run_that_publishes_artifacts(site: Site) -> None:
     run = str(site.server.wait_for_any("COMPLETED", 180)["id"])
     assert site.server.flow_run(run)["parameters"]["reason"] == "dataset.updated vlp.dataset.ingested"
     assert "promote vqa: refused" in site.server.flow_run(run)["state"]["message"]
+    name = site.server.flow_run(run)["name"]
+    assert name.startswith("retrain: ") and name.endswith(", refused"), "the list of runs shows names and a green bar"
     assert "promote vqa: refused" in site.next_message("Completed")
     states = site.server.task_states(run)
     assert states.pop("promote vqa") == "Refused"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,6 +242,19 @@ def test_version_has_a_signature_scores_and_a_lineage_that_verifies(
     }
     scores = values(workspace.evaluation("second") / "scores.json")
     assert client.get_run(trained).data.metrics["scenes.test.accuracy"] == scores["scenes", "accuracy"]
+    # What MLflow's pages show first: the score and its baseline, as columns and in words; then the test's other scores.
+    for run_id in (trained, version.run_id):
+        shown = client.get_run(run_id).data
+        assert shown.metrics["score"] == shown.metrics["scenes.test.accuracy"]
+        assert re.match(r"accuracy [\d.]+.* on scenes test", shown.tags["mlflow.note.content"])
+    assert shown.tags["mlflow.note.content"] == version.description.split("\n\n")[1]
+    assert "| scenes | val |" not in version.description.partition("| scenes | test |")[0]
+    assert "hashes" in version.tags and not {"data_manifest", "dvc_lock", "params"} & version.tags.keys()
+    view = json.loads(client.get_experiment(experiment.experiment_id).tags["mlflow.sharedViewState.scores"])
+    assert view["columnOrder"][:2] == ["metrics.`score`", "metrics.`baseline`"]
+    decision = promote_task(params, workspace, "vqa", by="test")
+    judged = client.get_model_version("vlp-vqa", str(decision.version)).description.split("\n\n")
+    assert judged[2].startswith(f"Gate: {decision.action}: version {decision.version}")
     assert version.tags["trained_in"] == trained and "trained_in" not in versions["first"].tags
 
     version_checks = pytest.importorskip("vlp_models.contrib.verify.version")

@@ -176,6 +176,7 @@ def _last_split(records: list[Record]) -> list[Record]:
 def _experiment(params: Params, workspace: Workspace) -> str:
     """Return the part of MLflow's address that opens the experiment's runs; empty if MLflow does not answer."""
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
+    from vlp_models.registry.versions import SCORES_VIEW
 
     try:
         client = connect(params.tracking, workspace.root)
@@ -183,7 +184,11 @@ def _experiment(params: Params, workspace: Workspace) -> str:
             experiment: Any = client.get_experiment_by_name(params.tracking.experiment)
     except TrackingError:
         return ""
-    return "" if experiment is None else f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
+    if experiment is None:
+        return ""
+    # With the scores as columns, once versions are registered.
+    view = "&viewStateShareKey=scores" if SCORES_VIEW in experiment.tags else ""
+    return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning{view}"
 
 
 def find_uncommitted(root: Path) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
-from prefect import get_client, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError
@@ -20,21 +19,19 @@ from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed  # plain-ok
 
 from vlp_models.common.plugins import Table, import_target
-from vlp_models.common.redaction import redact, without_secrets
+from vlp_models.common.redaction import without_secrets
 from vlp_models.errors import ParamsError
 from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import Part
-from vlp_models.flows.pipeline import Outcome, Run, summarize
+from vlp_models.flows.pipeline import Run, summarize
 from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, outlive_worker, update_dvc_yaml
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
-from vlp_models.registry.receipts import name_decision, read_decisions
 
 # A server on SQLite that is asked for a slot while it stores the start of the task responds with 503, and the client
 # then waits for two seconds. After this delay (s) the start is stored.
 SETTLE = 0.15
 PUBLISHERS = Table("publishers", {})  # name -> `module:function` of a run's folder, params and outcomes
-MAX_NAME = 120  # characters of a run's name
 STATES = {"ran": "Completed", "up to date": "Up to date", "skipped": "Skipped", "refused": "Refused"}
 
 
@@ -71,23 +68,19 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
             run = Run(folder, lock_fd, params.flow.timeout_hours)
             delays: list[float] = [float(delay) for delay in params.flow.retry_delays]
             retries: dict[str, Any] = {"retries": len(delays), "retry_delay_seconds": delays or 0}
-            ended = ""
             try:
                 for select in selections:
                     params = load_params(folder / "params.yaml")  # edited meanwhile, or by `vlp use` of an earlier part
                     for part in select(params):
-                        ended = f"{part.name} failed"
                         # A task per part, with its own retries and state in Prefect's UI.
                         bring_up_to_date.with_options(task_run_name=part.name, **retries)(
                             run, part, params.flow.gpu_limit
                         )
-                ended = describe_results(run.outcomes, read_decisions(folder / "reports"))
             finally:
                 # Also if a part failed. Not if the run is being canceled, which leaves it 30 s.
                 error = sys.exc_info()[1]
                 # A cancellation raises a BaseException that is no Exception.
                 if error is None or isinstance(error, Exception):
-                    _rename_flow_run(f"{name}: {ended}")
                     publish(run, params)
             line = summarize(run.outcomes)
             logger.info(line)
@@ -104,23 +97,6 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
             log=logger.warning,
         )
         return Cancelled(message=str(error))  # plain-ok
-
-
-def describe_results(outcomes: Sequence[Outcome], decisions: Mapping[str, dict[str, Any]]) -> str:
-    """Return what a run did, for its name: the gate's answers, such as `CIDEr 40.0, refused`, or the parts that ran."""
-    ran = [outcome.part for outcome in outcomes if outcome.state in ("ran", "refused")]
-    judged = [part.removeprefix("promote ") for part in ran if part.startswith("promote ")]
-    answers = [name_decision(decisions[task]) for task in judged if task in decisions]
-    return "; ".join(answers) or (f"ran {', '.join(ran)}" if ran else "nothing was stale")
-
-
-def _rename_flow_run(name: str) -> None:
-    """Name the run by what it did: the list of runs shows names, and a refused promotion is green there."""
-    try:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run(UUID(str(current.get_id())), name=name[:MAX_NAME])
-    except Exception as error:  # the server is away: the run ends all the same
-        get_run_logger().warning("the run keeps its first name: %s", redact(str(error)))
 
 
 def _is_worth_a_retry(task_: Any, run: TaskRun, state: State[Any]) -> bool:

@@ -34,7 +34,7 @@ def make_model_card(
     """Return the model card of one version as Markdown: use, scores with intervals, data, how to rebuild it.
 
     Args:
-        headline: its main score, as Markdown.
+        headline: its main score (`describe_score`).
         not_served: why it cannot predict from an image; empty: it can.
         holds_captions: whether the bundle holds training captions to look up (tasks/caption_search.py).
     """
@@ -71,9 +71,9 @@ Trained on the datasets named in the lineage. Scores on synthetic scenes say not
 
 
 def describe_score(score: Mapping[str, Any], direction: str) -> str:
-    """Return one score as Markdown, with its interval and its best baseline."""
+    """Return one score with its interval and its best baseline; without markup, for MLflow's table of runs."""
     interval = f" ({score['low']:.1f} to {score['high']:.1f})" if score.get("low") is not None else ""
-    text = f"**{score['metric']} {score['value']:.1f}**{interval} on {score['dataset']} {score['split']}"
+    text = f"{score['metric']} {score['value']:.1f}{interval} on {score['dataset']} {score['split']}"
     best = find_best_baseline(score, direction)
     return text + (f"; best baseline: {best[0]} {best[1]:.1f}" if best else "")
 

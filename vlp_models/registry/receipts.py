@@ -109,12 +109,6 @@ def describe_decision(decision: dict[str, Any]) -> str:
     return f"{text}; champion: {champion}" + (f", {value:.1f}" if value is not None else "")
 
 
-def name_decision(decision: dict[str, Any]) -> str:
-    """Return the deciding metric and what happened, such as `CIDEr 40.0, refused`."""
-    numbers, action = decision.get("numbers") or {}, str(decision.get("action"))
-    return f"{numbers['metric']} {numbers['value']:.1f}, {action}" if "value" in numbers else action
-
-
 def decision_numbers(decision: dict[str, Any]) -> dict[str, Any]:
     """Return those of a decision's numbers that fit into a table."""
     numbers = decision.get("numbers")

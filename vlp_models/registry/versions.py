@@ -7,6 +7,7 @@ registered under the name returns that version.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,9 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 VARIANT_HASH = "variant_hash"  # tag of a version: equal for runs that differ in their seeds only
 REGISTERING = "vlp.registering"  # tag of the run of a registration: the content hash of its version
 PARENT, DESCRIPTION = "mlflow.parentRunId", "mlflow.note.content"  # MLflow's own tags of a run
+# A shared view of MLflow's table of runs, kept as a tag of the experiment, and its columns
+SCORES_VIEW = "mlflow.sharedViewState.scores"
+COLUMNS = ["metrics.`score`", "metrics.`baseline`", "attributes.`Description`"]
 GATE = "Gate: "  # begins the line of a version's description that has the gate's last decision
 MAX_DESCRIPTION = 5000  # characters: PostgreSQL refuses more, SQLite does not
 # Imported for loading and predicting, whatever the model family.
@@ -57,7 +61,7 @@ class VersionRecord:
     name: the registered model. run: the fine-tuning run.
     bundle: the folder to serve (serving/bundle.py). content: its hash (`serving.bundle.hash_bundle`), the version's
         identity.
-    headline: its main score, as Markdown: the description of both runs.
+    headline: its main score in words: the description of both runs.
     metrics: logged on the registration's run, on the training's run and on the logged model, so that MLflow's UI can
         compare versions by them.
     card: Markdown. evaluation: the folder with its scores (reports/eval/RUN).
@@ -153,6 +157,9 @@ def _create_version(client: MlflowClient, record: VersionRecord) -> ModelVersion
                 **({PARENT: record.training_run_id} if record.training_run_id else {}),
             }
         )
+        # The link that `vlp run` prints opens the runs with these columns; MLflow's own view has no scores.
+        view = json.dumps({"selectedColumns": COLUMNS, "columnOrder": COLUMNS})
+        client.set_experiment_tag(run.info.experiment_id, SCORES_VIEW, view)
         mlflow.log_metrics(dict(record.metrics))
         log_inputs(client, run_id, record.inputs)
         logged = mlflow.pyfunc.log_model(

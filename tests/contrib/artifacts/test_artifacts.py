@@ -9,7 +9,9 @@ from typing import Any
 
 from prefect.client.schemas.actions import ArtifactCreate
 
-from vlp_models.contrib.artifacts.tables import make_artifacts
+from vlp_models.common.io import write_json
+from vlp_models.contrib.artifacts.tables import describe_results, make_artifacts
+from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +34,19 @@ def test_the_champion_is_next_to_the_metric_that_the_gate_judges_by(tmp_path: Pa
     decision = {"run": "a", "numbers": {"metric": "yes/no", "champion_value": 55.0}}
     (reports / "promotion" / "vqa.json").write_text(json.dumps(decision))
     assert [row["champion"] for row in table("results")] == [None, 55.0]
+
+
+def test_a_run_is_named_by_its_verdict_which_is_also_its_first_artifact(tmp_path: Path) -> None:
+    numbers = {"metric": "CIDEr", "value": 40.02, "champion_value": 29.0}
+    decision = {"action": "refused", "outcome": "inconclusive", "version": 3, "champion": 2, "numbers": numbers}
+    ran = [Outcome("evaluate", "ran"), Outcome("promote captioning", "refused", "refused (inconclusive): version 3")]
+    assert describe_results(ran, {"captioning": decision}) == "CIDEr 40.0, refused"
+    assert describe_results(ran[:1], {"captioning": decision}) == "ran evaluate"
+    assert describe_results([Outcome("promote captioning", "up to date")], {}) == "nothing was stale"
+    write_json(tmp_path / "reports" / "promotion" / "captioning.json", decision)
+    first = make_artifacts(tmp_path, load_params(ROOT / "params.yaml"), ran)[0]
+    verdict = "captioning: CIDEr 40.0, refused (refused: version 3 (inconclusive); champion: version 2, 29.0)"
+    assert first.key == "promotion" and first.description.startswith(verdict)
 
 
 def test_tasks_of_plugins_give_valid_keys(tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
-"""Artifacts of a run: tables and links made from reports/, as plain data. Missing files are left out."""
+"""A run in Prefect's UI: its name by what it did, and artifacts: tables and links made from reports/, as plain data.
+
+Missing files are left out.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.runtime import flow_run
 
 from vlp_models.common.io import read_json_or_none
 from vlp_models.common.redaction import redact
@@ -17,9 +23,17 @@ from vlp_models.flows.pipeline import Outcome
 from vlp_models.params import Params
 from vlp_models.registry.client import named_uri
 from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
-from vlp_models.registry.receipts import decision_numbers, find_challenger, read_decisions, read_registered, read_value
+from vlp_models.registry.receipts import (
+    decision_numbers,
+    describe_decision,
+    find_challenger,
+    read_decisions,
+    read_registered,
+    read_value,
+)
 
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
+MAX_NAME = 120  # characters of a run's name
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the `mlflow ui` that `vlp run` prints listens
 
 
@@ -34,22 +48,63 @@ class Artifact:
 
 
 def publish(root: Path, params: Params, outcomes: Sequence[Outcome]) -> None:
-    """Create a run's artifacts. A server that rejects them fails nothing."""
+    """Name a run and create its artifacts. A server that rejects them fails nothing."""
+    steps: list[tuple[str, Callable[[], Any]]] = [("the run's name", lambda: _rename_flow_run(root, outcomes))]
     for artifact in make_artifacts(root, params, outcomes):
+        steps.append((f"artifact {artifact.key}", partial(_create, artifact)))
+    for name, step in steps:
         try:
-            if artifact.rows is not None:
-                create_table_artifact(artifact.rows, key=artifact.key, description=artifact.description)
-            else:
-                create_link_artifact(artifact.link, key=artifact.key, description=artifact.description)
+            step()
         except Exception as error:
-            get_run_logger().warning("artifact %s was not published: %s", artifact.key, redact(str(error)))
+            get_run_logger().warning("%s was not published: %s", name, redact(str(error)))
+
+
+def _create(artifact: Artifact) -> None:
+    if artifact.rows is not None:
+        create_table_artifact(artifact.rows, key=artifact.key, description=artifact.description)
+    else:
+        create_link_artifact(artifact.link, key=artifact.key, description=artifact.description)
+
+
+def _rename_flow_run(root: Path, outcomes: Sequence[Outcome]) -> None:
+    """Append what the run did to its name: the list of runs shows names, and a refused promotion is green there."""
+    results = describe_results(outcomes, read_decisions(root / "reports"))
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(UUID(str(flow_run.get_id())))
+        # A retried flow has been named before.
+        name = f"{run.name.partition(': ')[0]}: {results}"
+        client.update_flow_run(run.id, name=name[:MAX_NAME])
+
+
+def describe_results(outcomes: Sequence[Outcome], decisions: Mapping[str, dict[str, Any]]) -> str:
+    """Return the gate's answers, such as `CIDEr 40.0, refused`, or the parts that ran."""
+    ran = [outcome.part for outcome in outcomes if outcome.state in ("ran", "refused")]
+    judged = [part.removeprefix("promote ") for part in ran if part.startswith("promote ")]
+    answers = [name_decision(decisions[task]) for task in judged if task in decisions]
+    return "; ".join(answers) or (f"ran {', '.join(ran)}" if ran else "nothing was stale")
+
+
+def name_decision(decision: dict[str, Any]) -> str:
+    """Return the deciding metric and what happened, such as `CIDEr 40.0, refused`."""
+    numbers, action = decision.get("numbers") or {}, str(decision.get("action"))
+    return f"{numbers['metric']} {numbers['value']:.1f}, {action}" if "value" in numbers else action
 
 
 def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> list[Artifact]:
     """Return tables of parts, new data, drift, validation, results, candidates and promotion decisions; and links."""
     reports = root / "reports"
     ingested, decisions = read_json_or_none(reports / "ingest.json"), read_decisions(reports)
+    verdicts = ". ".join(f"{task}: {name_decision(d)} ({describe_decision(d)})" for task, d in decisions.items())
     artifacts = [
+        # The verdict first: a run's page shows the artifacts in the order in which they are made.
+        Artifact(
+            key="promotion",
+            description=f"{verdicts}. `vlp history TASK` lists all decisions",
+            rows=[
+                {"task": task, **_scalars(decision), **decision_numbers(decision)}
+                for task, decision in decisions.items()
+            ],
+        ),
         Artifact(
             key="parts",
             description="State of each part",
@@ -62,14 +117,6 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
         _validation(reports),
         _results(reports, params, decisions),
         _candidates(reports, params, decisions),
-        Artifact(
-            key="promotion",
-            description="The gate's last decision for each task; `vlp history TASK` lists all",
-            rows=[
-                {"task": task, **_scalars(decision), **decision_numbers(decision)}
-                for task, decision in decisions.items()
-            ],
-        ),
     ]
     # `vlp evaluate-alias` writes reports/aliases/TASK-ALIAS.
     for folder in sorted((reports / "aliases").glob("*-*")):
