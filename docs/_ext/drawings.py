@@ -67,6 +67,8 @@ class Drawing:
         """Connect two boxes, straight or through the points of `via`. shift: moves both ends along the sides."""
         a, b = self._facing(start, end, shift) if not via else (self._toward(start, via[0]), self._toward(end, via[-1]))
         points = [a, *via, b]
+        for x, y in via:
+            self._grow(x, x, y)
         path = " ".join(f"{'M' if not n else 'L'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(points))
         self._parts.append(
             f'<path class="d-arrow{" d-dashed" if dashed else ""}" d="{path}" marker-end="url(#d-head)"/>'
@@ -117,6 +119,21 @@ class Drawing:
     def _grow(self, left: float, right: float, bottom: float) -> None:
         self._left, self._right = min(self._left, left), max(self._right, right)
         self._bottom = max(self._bottom, bottom)
+
+    def middle(self, name: str) -> float:
+        """Return the height of a box's middle."""
+        return self._center(name)[1]
+
+    def crosses(self, start: str, end: str) -> bool:
+        """Return whether a straight arrow between two boxes runs through a third one."""
+        (ax, ay), (bx, by) = self._facing(start, end, 0)
+        points = [(ax + (bx - ax) * n / 50, ay + (by - ay) * n / 50) for n in range(51)]
+        return any(
+            x < px < x + w and y < py < y + h
+            for name, (x, y, w, h) in self.boxes.items()
+            if name not in (start, end)
+            for px, py in points
+        )
 
     def _center(self, name: str) -> Point:
         x, y, w, h = self.boxes[name]
@@ -173,9 +190,16 @@ def pipeline() -> Drawing:
             places[name] = 300 + (k - (len(names) - 1) / 2) * across
             kind = "accent" if name in ("pretrain", "finetune", "evaluate") else "plain"
             drawing.box(places[name] - wide / 2, number * 54, wide, name, kind=kind, name=name)
+    lane = max(x + w for x, _, w, _ in drawing.boxes.values())
     for name, others in depends.items():
-        for other in others:
-            if not any(other in depends[through] for through in others):  # what is implied is not drawn
+        for other in sorted(others):
+            if any(other in depends[through] for through in others):  # what is implied is not drawn
+                continue
+            if drawing.crosses(other, name):
+                # Around the boxes between them, on the right; each such arrow has a line of its own.
+                lane += 14
+                drawing.arrow(other, name, via=[(lane, drawing.middle(other)), (lane, drawing.middle(name))])
+            else:
                 drawing.arrow(other, name)
     return drawing
 

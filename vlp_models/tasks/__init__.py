@@ -8,7 +8,7 @@ To add a task, edit (1 to 3, 5 and 8 only if nothing existing fits):
    line in `TASKS` below. `baselines_to_beat` names the baselines that a first champion must be better than.
 5. `metrics/`: its metric. `SEED_STD` and `RELEVANT_GAIN` in `params/operations.py` have the gate's defaults by metric.
 6. params.yaml: a run under `finetune:`; `tracking.metric` ranks its versions, `promotion.tasks` configures its gate.
-7. Optional: a gallery in `contrib/report_pictures/galleries.py` (without one the report has no examples of the task),
+7. Optional: a gallery in `contrib/report_pictures/galleries.py` (without one: the fields of its predictions),
    and the demo page: `TASKS` in `contrib/demo_page/commands.py`, `handlers.py` and `version_card.py`.
 8. `PROTOCOL_NAMES` in `tasks/base.py`: the name of a new ability that models must implement (`models/protocols.py`).
 

@@ -29,7 +29,6 @@ from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
 SAMPLE = 60  # predictions of each gallery that the highlights are chosen from
 HIGHLIGHTS = 6  # cards at the top of the page, after the large one
-CELLS = ("timm", "grid")  # values of `features.source` whose regions are cells of a grid: no boxes of objects
 WIDE = 400  # pixels of a wide picture's longer side
 Row = dict[str, Any]
 
@@ -132,8 +131,7 @@ def read_galleries(params: Params, workspace: Workspace, missing: list[str]) -> 
         for model, names in runs.items():
             # False sorts before True: runs that read images, then those that start from a pretraining.
             names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
-            reads_objects = isinstance(inputs[model].image, RegionInput) and params.features.source not in CELLS
-            thumbnails = with_boxes if reads_objects else pictures
+            thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
             examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
             if examples is None:
                 missing.append(f"reports/eval/{names[0]}: no predictions")

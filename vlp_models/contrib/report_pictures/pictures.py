@@ -21,6 +21,7 @@ from vlp_models.params import Params
 NARROW = 240  # pixels of a picture's longer side as the page shows it
 PATCH_SIDE = 72  # pixels of a patch's longer side
 BOXES_SHOWN = 6
+CELLS = ("timm", "grid")  # values of `features.source` whose regions are cells of a grid, not objects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,13 @@ class Picture:
 
 
 class Pictures:
-    """Thumbnails by image id, from the validated tables and, with `regions`, boxes from data/features."""
+    """Thumbnails by image id, from the validated tables and, with `regions`, boxes of objects from data/features."""
 
     def __init__(self, workspace: Workspace, max_pixels: int, *, regions: bool = False) -> None:
         self._root = workspace.root
         self._max_pixels = max_pixels
         self._paths = ImagePaths(workspace.validated)
-        has_regions = regions and (workspace.features / "index.parquet").exists()
+        has_regions = regions and (workspace.features / "index.parquet").exists() and not _reads_cells(workspace)
         self._store = FeatureStore(workspace.features) if has_regions else None
 
     def get(self, image_id: str, longest: int = NARROW) -> Picture:
@@ -106,6 +107,11 @@ class Pictures:
             best = 1 + int(probabilities[1:].argmax()) if len(probabilities) > 1 else 0
             labeled_boxes.append((box.tolist(), classes[best] if best < len(classes) else str(best)))
         return boxes_overlay(width, height, labeled_boxes)
+
+
+def _reads_cells(workspace: Workspace) -> bool:
+    """Return whether data/features has the cells of a grid: a CNN trained on ImageNet has a class for every cell."""
+    return read_json(workspace.features / "manifest.json").get("params", {}).get("source") in CELLS
 
 
 def _as_data(image: Any) -> str:
