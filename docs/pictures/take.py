@@ -31,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SIZE = {"width": 1280, "height": 860}
-HERO = 1040  # height of the picture in README, in pixels
+HERO = 900  # height of the picture in README, in pixels
 READY = 90.0  # seconds within which a server must respond
 
 
@@ -204,10 +204,10 @@ def demo_page(camera: Camera, home: Path) -> None:
 
 def photo_page(camera: Camera, home: Path, photo: Path) -> None:
     """Take the page with a photograph, captioned by a champion trained on photographs."""
-    _page(camera, home, "page-photo", photo, "", "", colors=256)
+    _page(camera, home, "page-photo", photo, "", "")
 
 
-def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wanted: str, colors: int = 128) -> None:
+def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wanted: str) -> None:
     """Take the page with `photo`. question, wanted: empty if no champion answers or searches."""
     if importlib.util.find_spec("gradio") is None:
         print(f"docs/pictures/{name}.png  unchanged: gradio is not installed", file=sys.stderr)
@@ -232,7 +232,7 @@ def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wan
     command = [sys.executable, "-m", "vlp_models.cli.main", "demo", "--port", str(port)]
     with server(command, base, dict(os.environ), home / "page.log"):
         camera.take(base, name, settle=2, act=use, whole=True)
-    _shrink(HERE / f"{name}.png", colors)
+    _shrink(HERE / f"{name}.png", 256)
 
 
 def _shrink(picture: Path, colors: int = 128) -> None:
