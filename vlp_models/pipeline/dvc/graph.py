@@ -319,9 +319,7 @@ def shards(c: Context) -> Stage:
 
 
 def initial(c: Context) -> Stage:
-    # A model that no run uses, left over from another preset, has no initial weights.
-    used = {c.params.model_at(checkpoint) for checkpoint in c.trained}
-    models = {name: model for name, model in c.params.models.items() if name in used}
+    models = c.params.models
     # DVC wants equal dependencies of every entry: one model's `text_init` gives all of them the key
     any_text = any(model.text_init for model in models.values())
     any_image = any(model.image_init for model in models.values())
