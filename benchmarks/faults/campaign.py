@@ -66,6 +66,8 @@ class Session:
 
     def __init__(self, options: argparse.Namespace, grounds: list[Ground]) -> None:
         self.options, self.file = options, options.reports / FILE
+        summary = options.reports / "faults.json"
+        self.earlier = float(json.loads(summary.read_text())["minutes"]) if summary.exists() else 0.0
         self.began, self.completed, self.lock = time.monotonic(), 0, threading.Lock()
         self.idle: queue.SimpleQueue[Ground] = queue.SimpleQueue()
         for ground in grounds:
@@ -111,7 +113,7 @@ class Session:
             self._say(outcome, of)
             records = read(self.file)
             (self.options.reports / "faults.md").write_text(_page(self.options, records), encoding="utf-8")
-            summary = summarize(records, (time.monotonic() - self.began) / 60)
+            summary = summarize(records, self.earlier + (time.monotonic() - self.began) / 60)
             (self.options.reports / "faults.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
     def _say(self, outcome: Outcome, of: int) -> None:
@@ -164,7 +166,7 @@ def summarize(records: list[dict[str, Any]], minutes: float) -> dict[str, Any]:
     """Count the verdicts by group of kinds; a fault that was injected several times counts once, with the last one.
 
     Args:
-        minutes: how long the session took.
+        minutes: how long all sessions took.
     """
     newest = {(record["seed"], record["number"]): record for record in records}
     hits = [record for record in newest.values() if record["hit"] or record["problems"]]
