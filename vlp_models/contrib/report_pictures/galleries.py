@@ -399,13 +399,15 @@ def make_plain_gallery(task: str) -> Gallery:
         # A prediction names its first image in `image_id`, or all of them in `image_ids`.
         shown = [{**row, "image_id": row.get("image_id") or (row.get("image_ids") or [""])[0]} for row in predictions]
         samples = _rows_by_id(view.name, view.id_column, workspace, shown) if view.table else {}
-        return [_plain_card(row, samples.get(row.get(id_key), {}), id_key, pictures) for row in shown]
+        return [_plain_card(row, samples.get(str(row.get(id_key)), {}), id_key, pictures) for row in shown]
 
     return Gallery(title=definition.title, about="evenly spaced predictions.", cards=cards)
 
 
 def _plain_card(row: Prediction, sample: Row, id_key: str, pictures: Pictures) -> Card:
-    below, right, blind_right = [], None, False
+    below: list[Line] = []
+    right: bool | None = None
+    blind_right = False
     for name, value in row.items():
         if name in (id_key, "image_id") or name.endswith("_blind") or not isinstance(value, (str, int, float)):
             continue
@@ -414,7 +416,7 @@ def _plain_card(row: Prediction, sample: Row, id_key: str, pictures: Pictures) -
         target = sample[name] if name in sample else most_frequent(answers) if answers else None
         if target is not None:
             right = str(value) == str(target)
-            blind_right = right and row.get(f"{name}_blind") == value
+            blind_right = bool(right and row.get(f"{name}_blind") == value)
         text = (
             f"{name.replace('_', ' ')}: {value:.3g}"
             if isinstance(value, float)
@@ -425,9 +427,7 @@ def _plain_card(row: Prediction, sample: Row, id_key: str, pictures: Pictures) -
             below.append(Line(text=f"{BLIND}: {row[f'{name}_blind']}", soft=True))
     text = str(sample.get("text") or "")
     lines = [Line(text=text, strong=True)] if text else []
-    return Card(
-        picture=pictures.get(row["image_id"]), lines=lines, below=below, right=right, blind_right=bool(blind_right)
-    )
+    return Card(picture=pictures.get(row["image_id"]), lines=lines, below=below, right=right, blind_right=blind_right)
 
 
 def _rows_by_image(table: str, workspace: Workspace, predictions: Sequence[Prediction]) -> dict[str, list[Row]]:
