@@ -171,14 +171,14 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         command=f"dvc repro finetune@{ranked.run}",
     )
     names = {"run": ranked.run, "model": ranked.model, "family": ranked.family, "variant": ranked.variant}
-    rule, split = gate_rule(params, bundled.task), params.promotion.split
+    rule, gate_split = gate_rule(params, bundled.task), params.promotion.split
     # The test split first, as MLflow's pages list them; runs are selected on val.
     scores = [score for score in ranked.scores if score["value"] is not None]
-    scores.sort(key=lambda score: score["split"] != split)
+    scores.sort(key=lambda score: score["split"] != gate_split)
     metrics: dict[str, float] = {}
     headline = ""
     for score in scores:
-        if not headline and (score["metric"], score["split"]) == (rule.metric, split):
+        if not headline and (score["metric"], score["split"]) == (rule.metric, gate_split):
             headline = describe_score(score, rule.direction)
             best = find_best_baseline(score, rule.direction)
             # Two columns that the runs of all tasks have in MLflow's table.
