@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,22 @@ def test_an_error_in_a_forked_process_is_printed_and_stops_the_run(capfd: pytest
     assert "process 1: shard 7 is damaged" in capfd.readouterr().err
     assert "RANK" not in os.environ
     assert set(psutil.Process().children()) <= set(before)
+
+
+LOST_EARLY = """
+import os, signal, torch
+from vlp_models.training import processes
+processes.NOTICE_SECONDS = 0.5
+with processes.forked_processes(2):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.init_process_group("gloo")  # waits for the other for half an hour
+"""
+
+
+def test_a_process_that_is_lost_before_they_meet_ends_the_training() -> None:
+    done = subprocess.run([sys.executable, "-c", LOST_EARLY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75 and "a process of this training was lost; the same command resumes" in done.stderr
 
 
 @pytest.mark.parametrize(

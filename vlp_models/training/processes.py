@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,12 +25,13 @@ from torch import nn
 from vlp_models.common.device import use_cuda
 from vlp_models.common.log import get_logger
 from vlp_models.common.loopback import require_loopback
-from vlp_models.errors import VLPError
+from vlp_models.errors import ProcessLostError, VLPError
 from vlp_models.params import TrainerParams
 
 logger = get_logger(__name__)
 
 END_TIMEOUT = 20.0  # seconds that a forked process may take to end after this one
+NOTICE_SECONDS = 20.0  # in which the block itself should notice that a forked process is gone
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -66,7 +68,7 @@ def forked_processes(count: int) -> Iterator[None]:
         yield
         return
     with _variables(count):
-        parent, children = os.getpid(), []
+        parent, children, ended = os.getpid(), [], threading.Event()
         # A fork copies what is in these buffers, and both processes would write it.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,6 +98,8 @@ def forked_processes(count: int) -> Iterator[None]:
                 sys.stderr.flush()
                 # Not sys.exit, which would run the exit handlers that belong to the first process.
                 os._exit(code)
+        for child in children:
+            threading.Thread(target=_end_without, args=(child, ended), daemon=True).start()
         try:
             yield
             deadline = time.monotonic() + END_TIMEOUT
@@ -104,6 +108,7 @@ def forked_processes(count: int) -> Iterator[None]:
                 children[:] = [child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)]
                 time.sleep(0.01)
         finally:
+            ended.set()
             # Those that still run write nothing, so nothing is lost.
             for child in children:
                 with suppress(ProcessLookupError, ChildProcessError):
@@ -111,6 +116,21 @@ def forked_processes(count: int) -> Iterator[None]:
                     os.waitpid(child, 0)
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+
+
+def _end_without(child: int, ended: threading.Event) -> None:
+    """End this process if a forked one failed and the block does not notice; to be run in a thread.
+
+    The processes notice when they exchange gradients. Before they have met, torch waits half an hour for one that is
+    gone, in code that no signal or exception interrupts.
+    """
+    with suppress(ChildProcessError):  # the block has ended, and has waited for it
+        result = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        failed = result is not None and result.si_status != 0
+        if failed and not ended.wait(NOTICE_SECONDS):
+            logger.error("a process of this training was lost; the same command resumes from the last checkpoint")
+            sys.stderr.flush()
+            os._exit(ProcessLostError.exit_code)
 
 
 @contextmanager
