@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import zc.lockfile
 
 from vlp_models.contrib.parallel_finetune import run as parallel_finetune
 from vlp_models.errors import DataError
@@ -60,3 +62,16 @@ def test_fine_tunings_that_new_inputs_leave_valid_are_not_run_in_parallel(
 def test_a_failure_of_dvc_runs_nothing_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_finetune, "read_stale", Mock(side_effect=DataError("dvc status: busy")))
     assert parallel_finetune.finetune_in_parallel(load_params(ROOT / "params.yaml"), tmp_path, {}, Mock()) == 0
+
+
+@pytest.mark.slow
+def test_calls_at_the_same_time_wait_for_dvcs_lock(tmp_path: Path) -> None:
+    subprocess.run(["dvc", "init", "--quiet", "--no-scm"], cwd=tmp_path, check=True)
+    (tmp_path / "dvc.yaml").write_text("stages: {hello: {cmd: echo hello > hello, outs: [hello]}}")
+    lock = zc.lockfile.LockFile(tmp_path / ".dvc" / "tmp" / "lock")
+    process = subprocess.Popen([*repro.REPRO, "hello"], cwd=tmp_path, env={**os.environ, repro.PARTIAL: "1"})
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(8)  # a start takes two seconds
+    lock.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "hello").exists()

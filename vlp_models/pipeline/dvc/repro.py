@@ -51,7 +51,9 @@ class ShortLog:
 def main() -> int:
     steady_output()
     sys.stdout = ShortLog(sys.stdout)  # type: ignore[assignment]  # before DVC is imported: its logger keeps the stream
-    sys.argv[:1] = ["dvc", "repro"]
+    # Calls at the same time take turns at DVC's lock, for which it otherwise waits three seconds.
+    wait = ["--wait-for-lock"] if PARTIAL in os.environ else []
+    sys.argv[:1] = ["dvc", *wait, "repro"]
     from dvc.cli import main as run_dvc
 
     _check_params_on_save()
