@@ -67,7 +67,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
         ("dvc.yaml is binary", write("dvc.yaml", b"\xff\xfe"), r"dvc\.yaml is not updated: .*delete", 0),
     ],
     "run": [
-        ("data is missing", remove("data/raw/photos"), r"format pairs .*`vlp use --set data\.photos\.root=FOLDER`"),
+        ("data is missing", remove("data/raw/photos"), r"format pairs; .*`vlp use --set data\.photos\.root=FOLDER`"),
         ("data leads nowhere", link("data/raw/photos", "/mnt/none"), r"a symbolic link to /mnt/none, which does not"),
         ("data is unreadable", mode("data/raw/photos", 0), r"`data\.photos\.root: .*: permission denied; .*chmod"),
         (

@@ -54,7 +54,7 @@ def test_photo_is_turned_upright_and_converted_to_rgb(tmp_path: Path) -> None:
         ("empty.png", b"", "an empty file"),
         ("cut.png", saved(Image.effect_noise((64, 64), 9), "PNG")[:900], "damaged or cut short"),
         ("bomb.png", bomb(), "81,000,000 pixels"),
-        ("icon.ico", saved(Image.new("RGB", (16, 16)), "ICO"), "not an image"),
+        ("icon.ico", saved(Image.new("RGB", (16, 16)), "ICO"), r"an icon \(.ico\), which is not supported"),
         ("dot.png", saved(Image.new("RGB", (1, 1)), "PNG"), "1x1 pixels; an image needs at least 4 per side"),
         ("line.bmp", saved(Image.new("RGB", (90, 3)), "BMP"), "90x3 pixels; an image needs at least 4 per side"),
     ],

@@ -51,9 +51,9 @@ def test_without_an_address_there_is_no_cluster(tmp_path: Path) -> None:
     assert cluster_mapper(params_with(), Workspace(tmp_path)) is None
 
 
-def test_without_ray_the_error_names_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingToolError, match=r"`cluster\.address` needs Ray; run .* requirements-cluster\.lock`"):
+    with pytest.raises(MissingToolError, match=r"`cluster\.address` needs Ray; run `.*pip install 'vlp-flows\[ray\]'`"):
         connected("auto").__enter__()
 
 

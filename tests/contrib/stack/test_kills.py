@@ -23,7 +23,7 @@ from prefect_server import free_port
 from test_stack import vlp
 from unattended_site import ROOT, wait_until
 
-from vlp_models.contrib.stack.commands import Stack, flow_processes
+from vlp_models.contrib.stack.processes import Stack, flow_processes
 
 STEPS = 30
 TRAINER = f"""

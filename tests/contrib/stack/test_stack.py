@@ -24,7 +24,8 @@ from flow_project import break_stage, make_project
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
-from vlp_models.contrib.stack.commands import KEEPERS, NEEDED, Stack, describe, down, up
+from vlp_models.contrib.stack.commands import NEEDED, describe, down, up
+from vlp_models.contrib.stack.processes import KEEPERS, Stack
 from vlp_models.errors import DataError
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]

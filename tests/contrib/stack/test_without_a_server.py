@@ -14,17 +14,15 @@ import pytest
 
 from vlp_models.cli.status import status
 from vlp_models.common.io import read_json
-from vlp_models.contrib.stack import commands
 from vlp_models.contrib.stack.commands import (
-    RUN_ID,
     TO_RESUME,
-    Stack,
     print_next,
     register_deployments,
     resume_schedules,
     stop,
     stop_orphaned_runs,
 )
+from vlp_models.contrib.stack.processes import RUN_ID, Stack
 from vlp_models.errors import DataError
 
 
@@ -81,7 +79,7 @@ def test_processes_that_have_just_ended_are_stopped(
     home = stack.environment()["PREFECT_HOME"]
     monkeypatch.setattr(ended, "environ", lambda: {"PREFECT_HOME": home, RUN_ID: "1"})
     processes: Any = lambda: [ended]  # noqa: E731
-    monkeypatch.setattr(commands.psutil, "process_iter", processes)
+    monkeypatch.setattr(psutil, "process_iter", processes)
     assert stop_orphaned_runs(stack) == 1
 
 

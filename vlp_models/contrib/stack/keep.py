@@ -21,7 +21,7 @@ import psutil
 from vlp_models.common.io import read_json_or_none
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import configure_logging, get_logger
-from vlp_models.contrib.stack.commands import KEEPERS, Stack, flow_processes, start_process
+from vlp_models.contrib.stack.processes import KEEPERS, Stack, flow_processes, start_process
 from vlp_models.errors import BusyError, VLPError
 
 logger = get_logger(__name__)
