@@ -73,8 +73,7 @@ def promote_task(
         context = _make_context(params, workspace, task, by)
         decision = promote(context, request)
         _record_decision(context, workspace, decision)
-        if decision.action == "promoted":
-            _refresh_serving_cache(context.client, params, workspace, task)
+        _refresh_serving_cache(context.client, params, workspace, task)
     return decision
 
 
