@@ -147,8 +147,8 @@ def check_demo_page(predictor: Predictor, bundle: Path, photo: Path) -> None:
     found = page.caption(str(photo))
     assert found.problem == "" and found.overlay is not None
     assert (found.caption, found.beam, found.greedy) == tuple(prediction[way] for way in ("caption", "beam", "greedy"))
-    assert page.caption_labels() == (
-        "Caption, of the beam's and 6 sampled captions, the one most similar to captions of similar images",
+    assert page.describe_search() == (
+        "Of the beam's and 6 sampled captions, the one most similar to captions of similar images",
         "Caption, best of a beam of 2",
     )
     about = page.about("captioning").replace("\\", "")
@@ -194,7 +194,7 @@ def test_few_photos_run_to_the_end_and_conclude_nothing(
     assert sizes[0].startswith(f"data.pairs has {count} images: ") and 1 <= in_test < MIN_GROUPS
     assert f"too few test images ({in_test}) for 95% intervals, which need {MIN_GROUPS}" in sizes[1]
     assert f"too few test images ({in_test}) for the gate" in sizes[2] and "`inconclusive`" in sizes[2]
-    assert "R@5, R@10, which are not reported" in sizes[3]
+    assert "column `split`" in sizes[3] and "R@5, R@10, which are not reported" in sizes[4]
 
     params = trained(workspace, settings)
     scores = json.loads((workspace.evaluation("tden-captioning") / "scores.json").read_text())
