@@ -176,7 +176,8 @@ def test_errors_name_the_repository_and_the_way_out(hub: HubServer, tmp_path: Pa
 
 def test_without_a_network_the_cache_is_named(hub: HubServer, tmp_path: Path) -> None:
     unreachable = prepare(hub, tmp_path / "one", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "empty"))
-    assert "http://127.0.0.1:9 cannot be reached; run again where there is a network, or set HF_HOME" in unreachable
+    assert "http://127.0.0.1:9 (by HF_ENDPOINT) cannot be reached (" in unreachable
+    assert "refused); run again where there is a network, or set HF_HOME" in unreachable
     assert f"hf download {REPOSITORY} --repo-type dataset --revision {COMMIT}" in unreachable
 
 
