@@ -163,7 +163,8 @@ def test_changes_of_the_template_are_shown_and_merged(vlp: Installation, tmp_pat
 def test_a_folder_in_use_and_an_unknown_template_are_refused(vlp: Installation, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes.txt").touch()
-    assert "used: is not empty (notes.txt); name another folder, or move that away" in vlp(tmp_path, "vlp init used", code=2)
+    message = "used: is not empty (notes.txt); name another folder, or move that away"
+    assert message in vlp(tmp_path, "vlp init used", code=2)
     assert "no template `pair`; did you mean `pairs`?" in vlp(tmp_path, "vlp init new --template pair", code=2)
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new-*"))
 
