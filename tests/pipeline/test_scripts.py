@@ -36,7 +36,7 @@ GOOD = {  # image file -> its captions
 }
 BAD = [  # image file, caption, rule
     ("🐕", "🐕 🐕 ❤️", "text_letters"),
-    ("🐕", f"{RTL}{RTL} 123 {LTR}", "caption_words"),
+    ("🐕", f"{RTL}{RTL} 123 {LTR} 456", "text_letters"),
     ("犬", "犬", "caption_words"),
     ("собака", "Собака", "caption_words"),
     ("كلب", "كلب \ufffd على العشب", "text_clean"),
