@@ -77,7 +77,7 @@ def test_every_row_is_used_or_counted(workspace: Workspace, lowercase: bool) -> 
     tokenizer.run(params, workspace)
     shards.run(params, workspace, inputs=[ModelInputs(image=PixelInput(height=8, width=8))])
 
-    # Marks that no reader sees are removed from captions.
+    # Marks without a glyph are removed from captions.
     unseen = str.maketrans("", "", f"{RTL}{LTR}\ufe0f")
     good = [(f"pairs/{name}.png", text.translate(unseen)) for name, texts in GOOD.items() for text in texts]
     dataset = ShardDataset(workspace.shards, "train", "captions", regions=False)
