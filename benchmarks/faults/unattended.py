@@ -140,7 +140,7 @@ UNATTENDED: dict[str, Callable[[Ground, Fault, Outcome], Command]] = {
 
 
 def _disturb(ground: Ground, fault: Fault, outcome: Outcome, strike: Callable[[Stack], None]) -> Command:
-    """Run a flow by `vlp up`, strike in it, and wait for its end, which nobody helps; a failed one is started again."""
+    """Run a flow by `vlp up`, strike in it, and wait for its end without help; a failed one is started again."""
     stack = Stack(ground)
     if problem := stack.up():
         outcome.blame("silent", f"vlp up: {problem}")

@@ -75,7 +75,7 @@ def test_a_proxy_that_no_client_can_use_is_named(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_stage_is_no_rank_of_an_earlier_job() -> None:
-    """A leftover WORLD_SIZE would let it wait for processes that nobody starts; a service's shell runs nothing."""
+    """A leftover WORLD_SIZE would let it wait for processes that never start; a service's shell runs nothing."""
     leftover = {
         "RANK": "1",
         "WORLD_SIZE": "4",

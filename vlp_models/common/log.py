@@ -46,7 +46,7 @@ def announce_stop(text: str) -> None:
 class SteadyStream:
     """A text stream that no longer raises once its reader is gone, its terminal closed or its disk full.
 
-    A training must not stop because nobody reads its log: from then on, everything is dropped.
+    A training must not stop because its log has no reader: from then on, everything is dropped.
     """
 
     def __init__(self, stream: TextIO) -> None:
