@@ -348,7 +348,8 @@ class Ground:
 
     def _wrong_history(self, stage: str, trained: int) -> list[str]:
         with _database(self.project) as db:
-            runs = db.execute("select run_uuid, status from runs where name = ?", (stage,)).fetchall()
+            name = stage.removeprefix("finetune@")  # as registry/mlflow_run.py names it
+            runs = db.execute("select run_uuid, status from runs where name = ?", (name,)).fetchall()
             if not 1 <= len(runs) <= trained or any(status != "FINISHED" for _, status in runs):
                 return [f"MLflow: {len(runs)} runs of {stage}: {[status for _, status in runs]}"]
             query = "select step from metrics where run_uuid = ? and key = 'loss' order by rowid"
