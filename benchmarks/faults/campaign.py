@@ -74,14 +74,14 @@ class Session:
             self.idle.put(ground)
 
     def run(self) -> None:
-        with ThreadPoolExecutor(self.options.lanes) as lanes:
-            # A fault that came too late does not count, so a further one is drawn for it.
-            while numbers := next_numbers(self.options, read(self.file), self._stages()):
-                if self.late():
-                    return
-                list(lanes.map(lambda number: self._inject(number, len(numbers)), numbers))
-                if self.options.kind or self.options.only is not None:
-                    return
+        lanes = ThreadPoolExecutor(self.options.lanes)  # not as a context: its end would wait for every fault
+        # A fault that came too late does not count, so a further one is drawn for it.
+        while numbers := next_numbers(self.options, read(self.file), self._stages()):
+            if self.late():
+                return
+            list(lanes.map(lambda number: self._inject(number, len(numbers)), numbers))
+            if self.options.kind or self.options.only is not None:
+                return
 
     def late(self) -> bool:
         return bool(self.options.minutes) and time.monotonic() > self.began + 60 * self.options.minutes

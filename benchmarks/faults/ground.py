@@ -209,7 +209,7 @@ class Ground:
             shutil.rmtree(self.project / "mlartifacts", ignore_errors=True)
         self._move_database()
         if stage in TRAININGS:
-            self._forget_run(stage)
+            self._forget_run(_run_name(stage))
 
     def _move_database(self) -> None:
         """Write the project's folder wherever mlflow.db names the folder in which the snapshot was made."""
@@ -348,8 +348,8 @@ class Ground:
 
     def _wrong_history(self, stage: str, trained: int) -> list[str]:
         with _database(self.project) as db:
-            name = stage.removeprefix("finetune@")  # as registry/mlflow_run.py names it
-            runs = db.execute("select run_uuid, status from runs where name = ?", (name,)).fetchall()
+            query = "select run_uuid, status from runs where name = ?"
+            runs = db.execute(query, (_run_name(stage),)).fetchall()
             if not 1 <= len(runs) <= trained or any(status != "FINISHED" for _, status in runs):
                 return [f"MLflow: {len(runs)} runs of {stage}: {[status for _, status in runs]}"]
             query = "select step from metrics where run_uuid = ? and key = 'loss' order by rowid"
@@ -394,6 +394,11 @@ def hash_as_dvc(path: Path) -> str:
         listed.sort(key=lambda item: item["relpath"])
         return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
     return hashlib.md5(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def _run_name(stage: str) -> str:
+    """Return the name of a training's run in MLflow, as registry/mlflow_run.py gives it."""
+    return stage.removeprefix("finetune@")
 
 
 def _without_times(entry: dict[str, Any]) -> dict[str, Any]:
