@@ -47,6 +47,8 @@ def main() -> int:
         return 0
     grounds = [Ground(options.folder.absolute(), lane) for lane in range(options.lanes)]
     grounds[0].make(print)
+    for ground in grounds:
+        ground.code = grounds[0].code
     session = Session(options, grounds)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

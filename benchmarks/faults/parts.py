@@ -26,7 +26,7 @@ MODEL = "model.safetensors"
 def loader_process(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """Kill or stop a loader process, or one of the two processes that a training on CPUs forks."""
     restore = set_params(ground, {"trainer.num_workers": 2})
-    run = _strike(ground, fault, outcome, ground.loader_workers, "loader", "num_workers", "another process of this run")
+    run = _strike(ground, fault, outcome, ground.loader_workers, "loader", "num_workers", "process of this")
     restore()
     return run
 
