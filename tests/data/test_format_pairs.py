@@ -173,6 +173,14 @@ def test_limit(tmp_path: Path) -> None:
     assert len(read(tmp_path, "image,caption\n" + "a.jpg,x\n" * 5, limit=3)["captions"]) == 3
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_header_shows_what_separates_the_fields(tmp_path: Path, delimiter: str, suffix: str) -> None:
+    lines = (("Image", " caption", '"lang"'), ("a.jpg", "a dog", "en"))
+    tables = read(tmp_path, "".join(delimiter.join(line) + "\n" for line in lines), f"pairs{suffix}")
+    assert [row["text"] for row in tables["captions"]] == ["a dog"] and not tables["quarantine"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -181,11 +189,13 @@ def test_limit(tmp_path: Path) -> None:
             "file,text\na.jpg,x\n",
             "pairs.csv:1: the first line must name the columns image, caption (and may name split, group, lang)",
         ),
-        ("pairs.csv", "image;caption\na.jpg;x\n", "separated by ','; found 'image;caption'"),
+        ("pairs.csv", "image|caption\na.jpg|x\n", "separated by ','; found 'image|caption'"),
         ("pairs.csv", "", "pairs.csv: empty"),
+        ("pairs.csv", '[{"image":"a.jpg","caption":"x"}]', "pairs.csv: no line can be read"),
         ("pairs.jsonl", "image,caption\na,b\n", "none of its 2 lines is a JSON object"),
         ("pairs.xlsx", "PK", "pairs are read from .csv, .tsv, .jsonl"),
         ("pairs.json", "[]", "for the format pairs: `jq -c '.[]' pairs.json > pairs.jsonl`"),
+        ("pairs.jsonl", '[{"image": "a"}]', "`jq -c '.[]' pairs.jsonl > lines.jsonl`"),
         (
             "my list.jsonl",
             '[{"image": "a"},\n {}]',
@@ -387,7 +397,7 @@ def test_other_columns_are_named_once(tmp_path: Path) -> None:
 
 
 def test_latin_1_is_reported_with_the_command_that_converts_the_file(tmp_path: Path) -> None:
-    command = "`iconv -f latin1 -t utf-8 pairs.csv > utf8-pairs.csv`"
+    command = "`iconv -f cp1252 -t utf-8 pairs.csv > utf8-pairs.csv`"
     (row,) = read(tmp_path, b"image,caption\na.jpg,caf\xe9\nb.jpg,a bar\n")["quarantine"]
     assert row["rule"] == "text_utf8" and row["reason"].endswith(f"; convert the file: {command}")
     (row,) = read(tmp_path, '{"image": "a.jpg", "caption": "half \\ud800"}\n', "pairs.jsonl")["quarantine"]

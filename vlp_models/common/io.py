@@ -295,8 +295,11 @@ _STAND_INS = {  # how files begin that are in the place of another one, in lower
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 
 
-def convert_command(name: str, encoding: str = "latin1") -> str:
-    """Return the command that converts a text file to UTF-8, in backticks."""
+def convert_command(name: str, encoding: str = "cp1252") -> str:
+    """Return the command that converts a text file to UTF-8, in backticks.
+
+    encoding: that of Windows in Western languages by default, which has all of Latin 1's letters.
+    """
     folder, slash, file = name.rpartition("/")
     old, new = shlex.quote(name), shlex.quote(f"{folder}{slash}utf8-{file}")
     return f"`iconv -f {encoding} -t utf-8 {old} > {new}`"

@@ -130,7 +130,7 @@ def test_bad_files_are_named_with_the_line_and_the_way_out(tmp_path: Path, name:
     ("encoding", "named", "reason"),
     [
         ("utf-16", "utf-16", "UTF-16 text; save it as UTF-8"),
-        ("latin-1", "latin1", "not UTF-8 text; save it as UTF-8"),
+        ("latin-1", "cp1252", "not UTF-8 text; save it as UTF-8"),
     ],
 )
 def test_another_encoding_is_named_with_the_command_that_converts_it(

@@ -142,7 +142,7 @@ def test_bytes_that_are_not_utf_8_cost_their_object(tmp_path: Path, root: Path) 
     assert [(row["object_id"], row["attributes"]) for row in tables["objects"]] == [("vg/3", ["red"])]
     rows = [row for row in tables["quarantine"] if row["table"] == "objects"]
     assert [row["rule"] for row in rows] == ["text_utf8", "text_utf8"]
-    command = "`iconv -f latin1 -t utf-8 attributes.json > utf8-attributes.json`"
+    command = "`iconv -f cp1252 -t utf-8 attributes.json > utf8-attributes.json`"
     assert rows[0]["reason"] == f"`names` is not UTF-8: 'caf\\udce9'; convert the file: {command}"
 
 

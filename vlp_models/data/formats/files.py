@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import itertools
 import json
 import os
 import shlex
@@ -135,10 +136,11 @@ def read_records(path: Path, key: str, purpose: str, *, only_with: str = "") -> 
 
 def list_command(name: str) -> str:
     """Return the way out for a JSON list of image-caption records, also for one of conversations (LLaVA's)."""
+    target = "pairs.jsonl" if name != "pairs.jsonl" else "lines.jsonl"  # not the file itself, which `>` empties
     return (
         f"if it lists images with their captions, write JSON lines for the format pairs: `jq -c '.[]' "
-        f"{shlex.quote(name)} > pairs.jsonl`, or of conversations `jq -c '.[] | {{image, caption: "
-        f".conversations[-1].value}}' {shlex.quote(name)} > pairs.jsonl`"
+        f"{shlex.quote(name)} > {target}`, or of conversations `jq -c '.[] | {{image, caption: "
+        f".conversations[-1].value}}' {shlex.quote(name)} > {target}`"
     )
 
 
@@ -255,6 +257,7 @@ def read_csv(
     row.
 
     Args:
+        delimiter: the usual one; a file whose first line has the needed columns with `;`, a tab or `,` is read so.
         refuse_typos: whether a column that is nearly an `optional` one is an error.
 
     Raises:
@@ -263,6 +266,9 @@ def read_csv(
     """
     # csv needs line ends to find cells of several lines
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
+    first_line = next(lines, "")
+    delimiter = _delimiter_of(first_line, needed, delimiter)
+    lines = itertools.chain([first_line], lines)
     standard_names = {name.lower(): name for name in (*needed, *optional)}
     header: list[str] = []
     for number, cells in _parse(lines, delimiter, path, tables, table):
@@ -299,7 +305,16 @@ def read_csv(
         else:
             yield provenance, dict(zip(header, cells, strict=True))
     if not header:
-        raise DataError(f"{path}: empty; expected a header line that names {', '.join(needed)}")
+        state = "no line can be read" if first_line.strip() else "empty"
+        raise DataError(f"{path}: {state}; expected a header line that names {', '.join(needed)}")
+
+
+def _delimiter_of(first_line: str, needed: Sequence[str], usual: str) -> str:
+    """Return what separates the needed columns in a header: spreadsheets of many countries write `;`."""
+    for delimiter in (usual, ";", "\t", ","):
+        if set(needed) <= {name.strip(' "\n').lower() for name in first_line.split(delimiter)}:
+            return delimiter
+    return usual
 
 
 def _parse(
