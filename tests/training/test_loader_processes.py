@@ -65,8 +65,9 @@ def test_batches_need_neither_shared_memory_nor_a_short_tmpdir(toy: Toy, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_loader_process_that_cannot_start_is_named_with_the_way_out(tmp_path: Path) -> None:
-    done = train(tmp_path, shared_memory="4k")  # one page: too few for the locks of the processes' queues
+@pytest.mark.parametrize("shared_memory", ["4k", "12k"])  # too little for the first queue, and for all of them
+def test_a_loader_process_that_cannot_start_is_named_with_the_way_out(tmp_path: Path, shared_memory: str) -> None:
+    done = train(tmp_path, shared_memory)
     (sentence,) = done.stderr.splitlines()
     assert done.returncode == 1
     assert sentence.startswith("params.yaml: `trainer.num_workers: 2`: a loader process cannot start (no space left")

@@ -12,7 +12,6 @@ needs a large /dev/shm and a short path; where one is missing, torch drops the b
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.queues import Queue
@@ -24,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
@@ -86,6 +86,14 @@ def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], 
 
 def _rebuild_storage(content: NDArray[np.uint8]) -> torch.UntypedStorage:
     return torch.from_numpy(content).untyped_storage()
+
+
+class _LoaderProcesses(_MultiProcessingDataLoaderIter):
+    """torch's loader processes; if they cannot start, nothing is printed after the error."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_workers"):  # torch's own would raise, and Python print it
+            super().__del__()
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -170,8 +178,6 @@ class ResumableLoader(DataLoader[Batch]):
         last = self.order.length - (self.order.steps - 1) * self.order.batch_size
         is_last_empty = not len(self.order.share(np.arange(min(last, self.order.batch_size))))
         try:
-            if self.num_workers:
-                multiprocessing.Queue()  # fails here, not in torch's iterator, whose end would print a traceback
             batches = super().__iter__()
         except OSError as error:
             raise ParamsError(
@@ -189,6 +195,9 @@ class ResumableLoader(DataLoader[Batch]):
             # torch puts the worker's traceback into the message: raise it again with the message alone
             name = f"{type(error).__module__}.{type(error).__name__}: "
             raise type(error)(str(error).rpartition(name)[2].strip()) from error
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return _LoaderProcesses(self) if self.num_workers else super()._get_iterator()
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch, batches returned of it, and batches per epoch."""
