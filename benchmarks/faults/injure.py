@@ -83,7 +83,9 @@ def draw(seed: int, number: int, stages: list[str]) -> Fault:
         command = "vlp run"  # a flow reads a stage's output from a file, which the limit would truncate as well
     if kind in UNATTENDED:
         command = "flow"
-    elif (kind in PARTS and command == "flow") or (kind in ("no file locks", "no links") and command == "dvc repro"):
+    elif (kind in (*PARTS, *TWO_PROCESSES) and command == "flow") or (
+        kind in ("no file locks", "no links") and command == "dvc repro"
+    ):
         command = "vlp run"  # without locks and links, DVC's own messages are its own
     # The weights of two processes are other weights: the stages below would train again.
     whole = kind not in TWO_PROCESSES and (command == "flow" or kind in WHOLE or rng.random() < 1 / 3)
