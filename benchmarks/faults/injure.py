@@ -57,7 +57,8 @@ ON_TRAININGS = (
 )
 ONLY_ON = {"torchrun": "pretrain@tden", "host name does not resolve": "pretrain@tden", "Java program": CAPTIONING}
 TWO_PROCESSES = ("torchrun", "host name does not resolve")
-WHOLE = ("params edited", *REGISTER_AGAIN)  # the rest of the pipeline is checked, too
+# The rest of the pipeline is checked, too; DVC writes dvc.lock only after a stage, which has made a copy.
+WHOLE = ("params edited", *REGISTER_AGAIN, "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
 
 
 def draw(seed: int, number: int, stages: list[str]) -> Fault:
