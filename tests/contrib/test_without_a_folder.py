@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cloned_project import ROOT, copy_tracked_files, environment
+from cloned_project import ROOT, copy_tracked_files, environment, run
 
 from vlp_models.contrib import CONTRIB
 
@@ -52,6 +52,13 @@ def copy_without(folder: Path, *deleted: str, tests: bool = False) -> Path:
     return folder
 
 
+def use_grid(project: Path) -> None:
+    """Make regions without contrib/detector, which the default params.yaml needs."""
+    file = project / "params.yaml"
+    text = file.read_text(encoding="utf-8").replace("source: detector ", "source: grid ")
+    file.write_text(text.replace("source: train ", "source: none ", 1), encoding="utf-8")
+
+
 def test_the_design_page_lists_all_kinds_of_entries() -> None:
     page = (ROOT / "docs/design/code.md").read_text(encoding="utf-8")
     assert not {kind for kinds in CONTRIB.values() for kind in kinds if f"`{kind}`" not in page}
@@ -60,16 +67,42 @@ def test_the_design_page_lists_all_kinds_of_entries() -> None:
 @pytest.mark.slow
 def test_everything_else_imports_and_plans(tmp_path: Path) -> None:
     copies = [copy_without(tmp_path / name, name) for name in CONTRIB]
-    copies.append(copy_without(tmp_path / "all", *CONTRIB))
+    complete, copies = copy_without(tmp_path / "complete"), [*copies, copy_without(tmp_path / "all", *CONTRIB)]
+    for copy in (complete, *copies):
+        use_grid(copy)
     tried = subprocess.run(
-        [sys.executable, "-c", TRY_COPIES, *map(str, copies)], env=environment(tmp_path), capture_output=True, text=True
+        [sys.executable, "-c", TRY_COPIES, str(complete), *map(str, copies)],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
     )
     assert tried.returncode == 0, tried.stderr[-4000:]
-    planned = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    planned = yaml.safe_load((complete / "dvc.yaml").read_text())["stages"]
     for copy, deleted in zip(copies, [[name] for name in CONTRIB] + [list(CONTRIB)], strict=True):
         absent = {stage for name in deleted for stage in CONTRIB[name].get("stages", {})}
         stages = yaml.safe_load((copy / "dvc.yaml").read_text())["stages"]
         assert list(stages.items()) == [(stage, entry) for stage, entry in planned.items() if stage not in absent], copy
+
+
+# Settings of own-pairs that are packages, which need not be installed, and that it does without
+WITHOUT_PACKAGES = ("models.tden.text_init=", "models.tden-dual.text_init=", "tokenizer.source=train")
+
+
+@pytest.mark.slow
+def test_what_needs_a_missing_detector_is_refused_and_other_presets_work(tmp_path: Path) -> None:
+    project = copy_without(tmp_path / "project", "detector")
+    warm_up = "models.v={family: vlmo, vision_warmup: {steps: 1}}"
+    refused = {
+        "`features.source: detector` is unknown; it": ("plan",),
+        "`detector.source: train` is unknown; it": ("use", "--set", "features.source=grid"),
+        "`models.v.vision_warmup`": ("use", "--set", "features.source=timm", "--set", warm_up),
+    }
+    for start, command in refused.items():
+        error = run(project, "vlp", *command, check=False).stderr
+        assert f"{start} needs vlp_models/contrib/detector, which is not installed" in error, error
+    changes = [part for change in (*WITHOUT_PACKAGES, "features.timm.weights=timm") for part in ("--set", change)]
+    run(project, "vlp", "use", "own-pairs", *changes)
+    assert "detector" in yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
 
 
 @pytest.mark.long

@@ -47,8 +47,6 @@ from vlp_models.models.soho.dictionary import Quantized
 from vlp_models.params import ScheduledSamplingParams, to_plain
 from vlp_models.tasks import task_class
 from vlp_models.training.scheduled_sampling import make_loss
-from vlp_models.vision import vision_warmup
-from vlp_models.vision.vision_warmup import VisionEncoder
 
 STEP, TOLERANCE = 1e-5, 1e-6
 NOISE = 2e-10  # rounding of a loss of size 1, divided by the step
@@ -450,12 +448,13 @@ WARM_UPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", WARM_UPS)
 def test_vision_warmup(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vision_warmup = pytest.importorskip("vlp_models.contrib.detector.vision_warmup")
     family, config = WARM_UPS[case]
     model = build(family, config).train()
     torch.manual_seed(3)
     hidden, words = model.config.hidden, 4
     head = nn.Linear(hidden, words).double()
-    encoder = VisionEncoder(
+    encoder = vision_warmup.VisionEncoder(
         model=model, cells=model.cells, pixel_input=model.inputs.image, cell_side=model.cell_side, hidden=hidden
     )
 

@@ -175,6 +175,7 @@ def test_hint_names_the_folder_only_if_the_files_are_missing(workspace: Workspac
 def test_a_folder_that_a_generator_writes_may_be_missing_before_a_run(preset: str, tmp_path: Path) -> None:
     """As in a new clone, or before the generator has written a new folder."""
     pytest.importorskip("vlp_models.contrib.research_formats")
+    pytest.importorskip("vlp_models.contrib.detector")
     params = merge_overlay(ROOT / "params.yaml", ROOT / "vlp_models" / "presets" / f"{preset}.yaml", []).params
     assert explain_roots(params, tmp_path) == []
     check_files(params, tmp_path, regions=True)

@@ -35,7 +35,6 @@ from vlp_models.params import (
 from vlp_models.params.runs import SnapshotParams
 from vlp_models.params.schema import build
 from vlp_models.pipeline.check_params import check_runs
-from vlp_models.pipeline.initial_weights import first_warmup_step
 from vlp_models.pipeline.stages import initial, pretrain
 from vlp_models.training.data import LoaderFactory
 from vlp_models.training.run import Plan, fit
@@ -162,6 +161,7 @@ def with_boxes(root: Path, model: dict[str, Any]) -> tuple[Any, Workspace]:
 
 def test_vision_warmup_runs_first_and_records_its_images(tmp_path: Path) -> None:
     """Six pictures to learn from, four a step; the same again gives the same files."""
+    first_warmup_step = pytest.importorskip("vlp_models.contrib.detector.initial_stage").first_warmup_step
     exposure = pytest.importorskip("vlp_models.contrib.forgetting.exposure")
     make_workspace(tmp_path)
     write_pixels(tmp_path / "data" / "shards")

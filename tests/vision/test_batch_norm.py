@@ -5,21 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vlp_models.models import DataFacts, build_model
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients, is_misread
-from vlp_models.vision.detector import DetectorConfig, build_detector
 from vlp_models.vision.small_backbone import SmallBackbone
-from vlp_models.vision.training import LabeledImage, TrainingOptions, backward_of, fit
 
 Gradients = list[Tensor]
-NONE = np.zeros(0, np.float32)
 
 
 def norm(mode: str) -> nn.BatchNorm2d:
@@ -139,12 +134,3 @@ def test_built_models_are_fixed() -> None:
     layers = dict.fromkeys(("object_layers", "sentence_layers", "encoder_layers", "decoder_layers"), 1)
     tden = {"hidden": 16, "heads": 2, "intermediate": 32, **layers, "pooler_batch_norm": True}
     assert all_fixed(build_model("tden", tden, facts))
-
-
-def test_training_loop_of_detectors_and_warm_up_fixes_what_it_trains() -> None:
-    detector = build_detector(DetectorConfig(channels=(4, 4, 4), feature_dim=8), 3)
-    options = TrainingOptions(steps=1, batch_size=1, lr=1e-3, seed=0)
-    image = LabeledImage(image_id="a", path=Path("a"), width=1, height=1, boxes=NONE, labels=NONE, words=NONE)
-    loss = {"sum": torch.stack([parameter.sum() for parameter in detector.parameters()]).sum()}
-    fit(detector, lambda batch: backward_of(loss), [image], options, model_name="the detector", lr_key="detector.lr")
-    assert all_fixed(detector)

@@ -373,10 +373,11 @@ def plan_files(
     from vlp_models.common.source_hash import outdated_plugin_records
     from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
     from vlp_models.pipeline.dvc.external import named_sources
-    from vlp_models.pipeline.stages.plan import planned
+    from vlp_models.pipeline.stages.plan import check_regions, planned
     from vlp_models.registry.curve_loggers import check_sinks
 
-    # Before anything is written: a sink whose package is missing would stop a training later.
+    # Before anything is written: what is missing would stop a stage or a training later.
+    check_regions(params, facts)
     check_sinks(params.tracking)
     sources = named_sources(params, regions=facts.regions)
     code = own_record(workspace.root) | outdated_plugin_records(facts.used.plugins(params), workspace.root)

@@ -26,6 +26,19 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "demo_page": {},
+    "detector": {
+        "region_sources": {"detector": "vlp_models.vision.extractors:open_source"},
+        "extractors": {"detector": "vlp_models.contrib.detector.regions:open_detector"},
+        "detectors": {
+            "train": "vlp_models.contrib.detector.detector_stage:make_detector",
+            "weights": "vlp_models.contrib.detector.detector_stage:make_detector",
+        },
+        "warmups": {"vision_warmup": "vlp_models.contrib.detector.initial_stage:warm_up"},
+        "first_steps": {
+            "detector": "vlp_models.contrib.detector.detector_stage:first_detector_step",
+            "vision_warmup": "vlp_models.contrib.detector.initial_stage:first_warmup_step",
+        },
+    },
     "doctor": {},
     "drift": {
         "params": {"drift": "vlp_models.contrib.drift.params:DriftParams"},

@@ -7,6 +7,8 @@ not make the detector stale.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -188,3 +190,9 @@ def read_boxed(directory: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path}: no such file; run `dvc repro validate`") from None
     except pa.ArrowException as error:
         raise DataError(f"{path}: damaged ({error}); run `dvc repro validate`") from None
+
+
+def hash_boxes(directory: Path) -> str:
+    """Return a hash of everything a vision warm-up trains on: the rows of the train split; see `read_boxed`."""
+    rows = [row for row in read_boxed(directory) if row["split"] == "train"]
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

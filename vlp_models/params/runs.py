@@ -41,7 +41,7 @@ def split_start(start: str) -> tuple[str, str]:
 @dataclass(frozen=True, kw_only=True)
 class VisionWarmupParams:
     """Warm-up of the vision encoder of a model that reads pixels: it is trained on the boxes of the train split before
-    pretraining (vision/vision_warmup.py).
+    pretraining (contrib/detector/vision_warmup.py).
 
     steps       updates; 0: no warm-up, and no boxes are needed
     batch_size  images

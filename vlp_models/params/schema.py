@@ -43,7 +43,9 @@ class OneOf:
     """The choices of a name: those of the core, and the entries that folders of contrib add to a table."""
 
     def __init__(self, kind: str, *core: str) -> None:
-        self.kind, self.names = kind, [*core, *contrib_entries(kind)]
+        self.kind = kind
+        # The core may name an entry of contrib that the default params.yaml has: it is an error only if it is used.
+        self.names = list(dict.fromkeys([*core, *contrib_entries(kind)]))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         """Return the JSON schema, as pydantic has it for a Literal."""

@@ -25,7 +25,7 @@ from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.training import sharded_strategy
-from vlp_models.vision import pretrained_weights
+from vlp_models.vision import WARMUPS, pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
 
@@ -143,6 +143,8 @@ def _check_model(name: str, model: ModelParams) -> None:
             )
         if not isinstance(built, EncodesCells):
             raise ParamsError(f"{where}.vision_warmup`: a {model.family} reads no pixels")
+        if "vision_warmup" not in WARMUPS:
+            raise MissingToolError(f"{where}.vision_warmup` needs vlp_models/contrib/detector, which is not installed")
 
 
 def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:

@@ -29,6 +29,7 @@ from vlp_models.common.source_hash import PACKAGE, hash_source, hash_sources
 from vlp_models.common.workspace import SEARCH
 from vlp_models.errors import CheckpointError, first_line
 from vlp_models.models.checkpoint_info import CheckpointInfo
+from vlp_models.vision import EXTRACTORS
 from vlp_models.vision.extractors import FROM_IMAGES
 
 BUNDLE = "bundle"  # the folder's name in MLflow
@@ -117,6 +118,8 @@ def write_bundle(
         modules.append(TASKS[info.task])
     if view:
         modules.append(VIEW_MODULES[view])
+    if info.detector_id and features["source"] in EXTRACTORS:
+        modules.append(EXTRACTORS[features["source"]])
     plugins = {}
     for kind, name in (("families", info.family), ("tasks", info.task), ("views", view)):
         targets = active_plugins(kind)

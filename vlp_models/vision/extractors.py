@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.errors import CheckpointError
+from vlp_models.common.plugins import import_target
+from vlp_models.errors import CheckpointError, MissingToolError
+from vlp_models.vision import EXTRACTORS
 
 if TYPE_CHECKING:
     from vlp_models.vision.region_source import Extractor, ImageRegionSource, SourceRequest
@@ -25,6 +27,7 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
     Raises:
         CheckpointError: `directory` lacks what the source needs, or it is damaged; or the source is not one of
             `FROM_IMAGES`.
+        MissingToolError: the source is in a folder of contrib that does not exist.
     """
     source = settings["source"]
     if source == "grid":
@@ -35,16 +38,11 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
         from vlp_models.vision.timm_backbone import CellExtractor, load_backbone
 
         return CellExtractor(load_backbone(directory, device), max_regions=settings["max_regions"])
-    if source == "detector":
-        from vlp_models.vision.detector_checkpoint import load_detector
-        from vlp_models.vision.detector_regions import RegionExtractor
-
-        return RegionExtractor(
-            load_detector(directory, device),
-            min_score=settings["min_score"],
-            max_regions=settings["max_regions"],
-            content=settings["content"],
-        )
+    if source in EXTRACTORS:
+        extractor: Extractor = import_target(EXTRACTORS[source])(settings, directory, device)
+        return extractor
+    if source in FROM_IMAGES:
+        raise MissingToolError(f"`features.source: {source}` needs vlp_models/contrib/detector, which is not installed")
     raise CheckpointError(f"`features.source: {source}` does not extract regions from images")
 
 

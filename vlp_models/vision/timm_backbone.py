@@ -33,16 +33,10 @@ from vlp_models.common.state_dicts import load_external_state_dict, read_state_d
 from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError, first_line
 from vlp_models.params import TimmParams, build
-from vlp_models.vision.detector_checkpoint import (
-    CONFIG,
-    check_weights_hash,
-    read_architecture,
-    read_config,
-    save_network,
-)
 from vlp_models.vision.image_io import one_thread, to_tensor
 from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
 from vlp_models.vision.region_source import BACKGROUND
+from vlp_models.vision.saved_network import CONFIG, check_weights_hash, read_architecture, read_config, save_network
 
 FORMAT = "vlp-backbone/1"
 WEIGHTS = "backbone.safetensors"

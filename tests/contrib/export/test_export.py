@@ -383,7 +383,7 @@ def test_every_family_and_task_loads_without_the_training_stack() -> None:
         f"{NOT_INSTALLED}\n"
         "from vlp_models.models import FAMILIES, family_class\n"
         "from vlp_models.tasks import TASKS, task_class\n"
-        "import vlp_models.serving.search, vlp_models.vision.detector_regions, vlp_models.vision.timm_backbone\n"
+        "import vlp_models.serving.search, vlp_models.contrib.detector.regions, vlp_models.vision.timm_backbone\n"
         "for name in FAMILIES: family_class(name)\n"
         "for name in TASKS: task_class(name)\n"
     )

@@ -125,8 +125,8 @@ def _detector(name: str) -> Callable[[Path], Prepared]:
     def prepare(folder: Path) -> Prepared:
         import torch
 
-        from vlp_models.vision.detector import DetectorConfig, build_detector
-        from vlp_models.vision.detector_checkpoint import load_detector, save_detector
+        from vlp_models.contrib.detector.checkpoint import load_detector, save_detector
+        from vlp_models.contrib.detector.faster_rcnn import DetectorConfig, build_detector
 
         torch.manual_seed(0)
         config = DetectorConfig(feature_dim=4, channels=(2, 2, 2), anchors=(16.0,), roi_size=2)

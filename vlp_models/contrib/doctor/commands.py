@@ -147,7 +147,7 @@ def _params(root: Path) -> Iterator[Finding]:
     from vlp_models.errors import VLPError
     from vlp_models.params import load_params
     from vlp_models.pipeline.dvc.external import explain_roots, named_sources
-    from vlp_models.pipeline.stages.plan import check_params
+    from vlp_models.pipeline.stages.plan import check_params, check_regions
 
     if not (root / "params.yaml").exists():
         yield Finding("problem", "params.yaml", f"{root}: not found; run this in a project's folder")
@@ -161,7 +161,9 @@ def _params(root: Path) -> Iterator[Finding]:
     missing = [text.removeprefix("params.yaml: ") for text in explain_roots(params, root)]
     # The first missing package raises, so at most one is listed.
     try:
-        check_installed(named_sources(params, regions=check_params(params).regions))
+        facts = check_params(params)
+        check_installed(named_sources(params, regions=facts.regions))
+        check_regions(params, facts)
     except VLPError as error:
         missing.append(str(error).removeprefix("params.yaml: "))
     for text in missing:

@@ -16,8 +16,14 @@ from typing import Any, Literal
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.forgetting.data_versions import DataVersion, DataVersions
-from vlp_models.contrib.forgetting.inputs import first_detector_step, load_provenance, shapes_tokenizer
+from vlp_models.contrib.forgetting.inputs import (
+    first_detector_step,
+    first_warmup_step,
+    load_provenance,
+    shapes_tokenizer,
+)
 from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, run_settings
+from vlp_models.data.joins import hash_boxes
 from vlp_models.data.shards.contents import trained_on_inputs
 from vlp_models.errors import VLPError, first_line
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
@@ -93,10 +99,8 @@ class CheckpointExposures:
 
     def _initial(self, name: str, provenance: Mapping[str, Any]) -> Exposure:
         if warmup := provenance.get("vision_warmup"):
-            from vlp_models.pipeline.initial_weights import first_warmup_step, hash_boxes
-
             # With other boxes the order of its warm-up cannot be replayed.
-            if warmup["boxes"] != hash_boxes(self.workspace):
+            if warmup["boxes"] != hash_boxes(self.workspace.validated):
                 return Exposure(name=name, state="unknown", how="its vision warm-up used other boxes than those here")
             if step := first_warmup_step(warmup, self.workspace, self._images_here()):
                 return Exposure(name=name, state="exposed", how=f"in its vision warm-up, first in step {step}")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, MissingToolError
 from vlp_models.params import TokenizerParams
 from vlp_models.params.data import DetectorParams
 from vlp_models.pipeline.lineage import PROVENANCE
-from vlp_models.pipeline.stages.detector import boxed_rows, training_data, training_options
 from vlp_models.pipeline.stages.tokenizer import make_tokenizer, read_texts
+
+# detector, vision_warmup -> `module:function` that returns the first step that used one of some images
+FIRST_STEPS = Table("first_steps", {})
 
 
 def load_provenance(work: Path) -> tuple[Mapping[str, Any], str]:
@@ -35,14 +38,24 @@ def first_detector_step(p: DetectorParams, workspace: Workspace, image_ids: Set[
 
     Raises:
         DataError: `validate` has not run.
+        MissingToolError: contrib/detector does not exist.
     """
-    from vlp_models.vision.training import first_step
+    return _first_step("detector")(p, workspace, image_ids) if p.source == "train" else None
 
-    if p.source != "train":
-        return None
-    rows = [row for row in boxed_rows(p, workspace) if row["split"] == "train"]
-    images, _, _ = training_data(p, rows, workspace)
-    return first_step(images, training_options(p), image_ids)
+
+def first_warmup_step(record: Mapping[str, Any], workspace: Workspace, image_ids: Set[str]) -> int | None:
+    """Return the first step of a recorded warm-up (`provenance.vision_warmup`) that used one of these images, or None.
+
+    Raises: see `first_detector_step`.
+    """
+    return _first_step("vision_warmup")(record, workspace, image_ids)
+
+
+def _first_step(kind: str) -> Callable[..., int | None]:
+    if kind not in FIRST_STEPS:
+        raise MissingToolError("vlp_models/contrib/detector is not installed")
+    function: Callable[..., int | None] = import_target(FIRST_STEPS[kind])
+    return function
 
 
 def shapes_tokenizer(p: TokenizerParams, workspace: Workspace, image_ids: Set[str]) -> bool:

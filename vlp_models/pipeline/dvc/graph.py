@@ -263,11 +263,15 @@ def detector(c: Context) -> Stage | None:
     if not c.regions:
         return None
     # a backbone or a detector: other params, other weights
-    timm = c.params.features.source == "timm"
+    timm, source = c.params.features.source == "timm", c.params.detector.source
     return {
         "cmd": "vlp stage detector",
         "params": c.keys("features.source", "features.timm") if timm else c.keys("detector", INSTRUCTIONS),
-        "deps": [*detector_inputs(c.params), code("stages", "detector")],
+        "deps": [
+            *detector_inputs(c.params),
+            code("stages", "detector"),
+            *([] if timm or source == "none" else [code("detectors", source)]),
+        ],
         "outs": ["data/detector"],
         "metrics": ["reports/detector.json"],
     }
@@ -323,6 +327,7 @@ def initial(c: Context) -> Stage:
     # DVC wants equal dependencies of every entry: one model's `text_init` gives all of them the key
     any_text = any(model.text_init for model in models.values())
     any_image = any(model.image_init for model in models.values())
+    any_warmup = any(model.vision_warmup.steps for model in models.values())
     entries = {}
     for name, model in models.items():
         entries[name] = {
@@ -337,6 +342,8 @@ def initial(c: Context) -> Stage:
             entries[name]["text_converter"] = code("text_init", model.family) if model.text_init else NOTHING
         if any_image:  # the code that maps the names of timm's weights
             entries[name]["image_converter"] = code("image_init", model.family) if model.image_init else NOTHING
+        if any_warmup:
+            entries[name]["warmup"] = code("warmups", "vision_warmup") if model.vision_warmup.steps else NOTHING
     return foreach(
         entries,
         desc="a model before its first step: random or imported weights, or a vision encoder after its warm-up",
@@ -346,6 +353,7 @@ def initial(c: Context) -> Stage:
             "${item.init}",
             *(["${item.text_init}", "${item.text_converter}"] if any_text else []),
             *(["${item.image_converter}"] if any_image else []),
+            *(["${item.warmup}"] if any_warmup else []),
             "${item.facts}",
             "data/tokenizer",
             code("stages", "initial"),

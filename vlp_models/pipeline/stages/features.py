@@ -34,6 +34,7 @@ from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, count_values, read_batches, write_table
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import Params, to_plain
+from vlp_models.params.schema import check_known
 from vlp_models.pipeline.engines import cluster_mapper, cluster_of
 from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
 from vlp_models.vision import REGION_SOURCES
@@ -162,6 +163,7 @@ def _open(params: Params, workspace: Workspace, device: str, origin: Any = None)
                 "none; install torch for the node's GPU and driver, or set `cluster.gpus: 0` to use CPUs"
             )
     request = SourceRequest(params=p, workspace=workspace, device=device, origin=origin)
+    check_known(p.source, REGION_SOURCES, "features.source")
     source: RegionSource = import_target(REGION_SOURCES[p.source])(request)
     return source
 

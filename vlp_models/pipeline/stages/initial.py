@@ -1,8 +1,8 @@
 """initial MODEL: write a model before its first training step, a checkpoint like any other.
 
 Its weights are random, or come from `init` (a checkpoint made by `vlp import-checkpoint`), `image_init`, `text_init` or
-`vision_warmup` (pipeline/initial_weights.py). What was loaded and what stayed random is logged, and recorded in the
-checkpoint's config.json (`provenance`).
+`vision_warmup` (pipeline/initial_weights.py, contrib/detector). What was loaded and what stayed random is logged, and
+recorded in the checkpoint's config.json (`provenance`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 
 from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, record_timing, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import suggestion
+from vlp_models.vision import WARMUPS
 
 logger = get_logger(__name__)
 
@@ -70,8 +72,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
 
             provenance["text_init"] = load_text_init(model, p, data, workspace.root, f"{where}.text_init")
         if p.vision_warmup.steps:
-            from vlp_models.pipeline.initial_weights import warm_up
-
+            warm_up = import_target(WARMUPS["vision_warmup"])
             provenance["vision_warmup"] = warm_up(model, p, params.trainer, workspace, where)
         # a checkpoint like those of trainings, so that every run starts in the same way
         info = data.describe(model, family=p.family, name=key, **lengths)

@@ -21,13 +21,14 @@ from vlp_models.evaluation.report import REPORT_SECTIONS
 from vlp_models.models import FIGURES, SHARED_OBJECTIVES
 from vlp_models.models.convert import INIT_READERS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
+from vlp_models.params.schema import check_known
 from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, render
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
 from vlp_models.synthetic import SCENE_FILES
 from vlp_models.training import ADAPTERS, STRATEGIES
-from vlp_models.vision import REGION_SOURCES
+from vlp_models.vision import DETECTORS, EXTRACTORS, REGION_SOURCES, WARMUPS
 
 if TYPE_CHECKING:
     from vlp_models.data.shards.contents import Kind
@@ -61,6 +62,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     facts = check_params(params)
     check_current(params, workspace, facts)
     check_installed(named_sources(params, regions=facts.regions))
+    check_regions(params, facts)
     check_sinks(params.tracking)
     read = set(facts.kinds.values())
     with output_directory(workspace.plan) as directory:
@@ -82,6 +84,17 @@ def check_params(params: Params) -> PlanFacts:
 
     check_runs(params)
     return PlanFacts(kinds=image_kinds(params), used=find_in_use(params))
+
+
+def check_regions(params: Params, facts: PlanFacts) -> None:
+    """Refuse a source of regions, or a detector, of contrib that is not installed, if any model reads regions.
+
+    Not part of `check_params`: the default params.yaml names a detector, and `vlp init` works without one.
+    """
+    if facts.regions:
+        check_known(params.features.source, REGION_SOURCES, "features.source")
+        if params.features.source != "timm" and params.detector.source != "none":
+            check_known(params.detector.source, DETECTORS, "detector.source")
 
 
 def planned_settings(params: Params, task: str) -> dict[str, Any]:
@@ -140,11 +153,11 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
     # streamed, sharded or train adapters, ...
     tables: dict[tuple[str, str], Iterable[str]] = {
         ("stages", "prepare"): WITHDRAWN.values(),
-        ("stages", "register"): SERVING_MODULES,
+        ("stages", "register"): [*SERVING_MODULES, *EXTRACTORS.values()],
         ("stages", "pretrain"): [*SHARED_OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],
         ("stages", "report"): REPORT_SECTIONS.values(),
-        ("stages", "features"): REGION_SOURCES.values(),
+        ("stages", "features"): [*REGION_SOURCES.values(), *EXTRACTORS.values()],
         ("generators", "objects"): SCENE_FILES.values(),
         # A pretraining writes figures of its model.
         **{("models", family): [target] for family, target in FIGURES.items()},
@@ -164,7 +177,7 @@ def code_modules() -> dict[str, dict[str, str]]:
     from vlp_models.synthetic import GENERATORS
     from vlp_models.tasks import TASKS
 
-    # every table of plugins, so that a stage can depend on the code of one entry
+    # every table of plugins, and of what few projects use, so that a stage can depend on the code of one entry
     tables = {
         "models": FAMILIES,
         "text_init": TEXT_READERS,
@@ -174,6 +187,8 @@ def code_modules() -> dict[str, dict[str, str]]:
         "views": VIEW_MODULES,
         "metrics": METRICS,
         "generators": GENERATORS,
+        "detectors": DETECTORS,
+        "warmups": WARMUPS,
     }
     return {
         # `plan` itself depends on the package as a whole.

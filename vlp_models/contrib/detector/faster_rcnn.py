@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlp_models.params import DetectorBackbone
-from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
-from vlp_models.vision.torchvision_parts import (
+from vlp_models.contrib.detector.torchvision_parts import (
     AnchorGenerator,
     BalancedPositiveNegativeSampler,
     FasterRCNN,
@@ -24,6 +22,8 @@ from vlp_models.vision.torchvision_parts import (
     fastrcnn_loss,
     get_model,
 )
+from vlp_models.params import DetectorBackbone
+from vlp_models.vision.small_backbone import STRIDE, SmallBackbone
 
 WORDS_WEIGHT = 5.0  # the loss is a mean over words, and few apply, so it is small
 

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from vlp_models.common.device import cpu_count
 from vlp_models.common.portable import is_portable
 from vlp_models.common.progress import progress_bar
+from vlp_models.contrib.detector.faster_rcnn import SeededSampler
+from vlp_models.contrib.detector.torchvision_parts import FasterRCNN
 from vlp_models.errors import NonFiniteLossError
 from vlp_models.vision.batch_norm import fix_batch_norm_gradients
-from vlp_models.vision.detector import SeededSampler
 from vlp_models.vision.image_io import read_image
 from vlp_models.vision.region_source import object_words
-from vlp_models.vision.torchvision_parts import FasterRCNN
 
 # ---- Labeled images ----------------------------------------------------------------------------------------------
 

@@ -15,9 +15,14 @@ from torch import nn
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.ops import MultiScaleRoIAlign
 
-from vlp_models.errors import CheckpointError, NonFiniteLossError
-from vlp_models.vision import training
-from vlp_models.vision.detector import (
+from vlp_models.contrib.detector import training
+from vlp_models.contrib.detector.checkpoint import (
+    Detector,
+    load_detector,
+    load_published,
+    save_detector,
+)
+from vlp_models.contrib.detector.faster_rcnn import (
     PUBLISHED,
     DetectorConfig,
     SeededSampler,
@@ -25,15 +30,17 @@ from vlp_models.vision.detector import (
     build_detector,
     configure,
 )
-from vlp_models.vision.detector_checkpoint import (
-    Detector,
-    load_detector,
-    load_published,
-    save_detector,
-    save_no_detector,
+from vlp_models.contrib.detector.training import (
+    LabeledImage,
+    TrainingOptions,
+    TrainingResult,
+    average_precision,
+    backward_of,
+    fit,
 )
+from vlp_models.errors import CheckpointError, NonFiniteLossError
 from vlp_models.vision.image_io import one_thread
-from vlp_models.vision.training import LabeledImage, TrainingResult, average_precision
+from vlp_models.vision.saved_network import save_no_detector
 
 
 def test_detector_learns_eight_drawings(drawings: list[LabeledImage], trained: tuple[Detector, TrainingResult]) -> None:
@@ -271,3 +278,14 @@ def test_gradients_of_one_half_alone_are_those_of_the_batch(without: int | None)
     model, replica = ([parameter.grad for parameter in half.parameters()] for half in halves._models)
     assert [None if g is None else g.item() for g in model] == [{None: 5.0, 0: 3.0, 1: 2.0}[without]]
     assert replica == [None]
+
+
+def test_training_loop_of_detectors_and_warm_up_fixes_what_it_trains() -> None:
+    detector = build_detector(DetectorConfig(channels=(4, 4, 4), feature_dim=8), 3)
+    options = TrainingOptions(steps=1, batch_size=1, lr=1e-3, seed=0)
+    none = np.zeros(0, np.float32)
+    image = LabeledImage(image_id="a", path=Path("a"), width=1, height=1, boxes=none, labels=none, words=none)
+    loss = {"sum": torch.stack([parameter.sum() for parameter in detector.parameters()]).sum()}
+    fit(detector, lambda batch: backward_of(loss), [image], options, model_name="the detector", lr_key="detector.lr")
+    norms = [module for module in detector.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert norms and all(len(module._forward_hooks) == len(module._forward_pre_hooks) == 1 for module in norms)

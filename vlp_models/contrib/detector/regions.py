@@ -9,19 +9,20 @@ the proposals instead.)
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vlp_models.contrib.detector.checkpoint import Detector, load_detector
+from vlp_models.contrib.detector.torchvision_parts import nms
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.detector_checkpoint import Detector
 from vlp_models.vision.image_io import one_thread, to_tensor
-from vlp_models.vision.torchvision_parts import nms
 
 Content = Literal["roi", "probabilities"]
 SAME_OBJECT_IOU = 0.3  # on scenes, 0.5 leaves 1.8 stray regions per image and 0.3 leaves 0.2, losing 2% of the objects
@@ -108,3 +109,13 @@ class RegionExtractor:
             class_probs=probs.astype(np.float16),
             scores=scores,
         )
+
+
+def open_detector(settings: Mapping[str, Any], directory: Path, device: str) -> RegionExtractor:
+    """Return the extractor of `features.source: detector`; see `vision.extractors.open_extractor`."""
+    return RegionExtractor(
+        load_detector(directory, device),
+        min_score=settings["min_score"],
+        max_regions=settings["max_regions"],
+        content=settings["content"],
+    )

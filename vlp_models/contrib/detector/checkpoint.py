@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from vlp_models.common.limits import check_numbers
 from vlp_models.common.state_dicts import load_external_state_dict, read_state_dict
+from vlp_models.contrib.detector.faster_rcnn import PUBLISHED, DetectorConfig, build_detector
+from vlp_models.contrib.detector.torchvision_parts import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights, get_model_weights
 from vlp_models.errors import CheckpointError, ParamsError, first_line
-from vlp_models.params import DetectorBackbone, to_plain
-from vlp_models.vision.detector import PUBLISHED, DetectorConfig, build_detector
+from vlp_models.params import DetectorBackbone
 from vlp_models.vision.region_source import BACKGROUND
-from vlp_models.vision.torchvision_parts import FasterRCNN, FasterRCNN_ResNet50_FPN_Weights, get_model_weights
+from vlp_models.vision.saved_network import (
+    CONFIG,
+    DETECTOR_FORMAT,
+    NO_DETECTOR,
+    check_weights_hash,
+    read_architecture,
+    read_config,
+    save_network,
+)
 
-FORMAT = "vlp-detector/1"
 WEIGHTS = "detector.safetensors"
-CONFIG = "config.json"
-NO_DETECTOR = "none"
 HEAD = "roi_heads.box_predictor.cls_score.weight"
 COCO_CLASSES = 91  # torchvision's, including background and gaps
 
@@ -45,28 +48,7 @@ def save_detector(
     directory: Path, model: FasterRCNN, config: DetectorConfig, classes: Sequence[str], training: Mapping[str, Any]
 ) -> str:
     """Write weights and config.json; return the detector's id, a hash of weights, architecture and classes."""
-    return save_network(directory / WEIGHTS, FORMAT, model, config, classes, training)
-
-
-def save_network(
-    path: Path, kind: str, net: nn.Module, config: Any, classes: Sequence[str], training: Mapping[str, Any]
-) -> str:
-    """Write weights to `path`, next to a config.json of format `kind`; return a hash of both without `training`."""
-    from safetensors.torch import save_file
-
-    # safetensors stores contiguous tensors only; a detector may be in the channels-last layout.
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    save_file(state, path)
-    description = {"architecture": to_plain(config), "classes": list(classes)}
-    detector_id = hash_weights(path, description)
-    write_config(path.parent, kind, {**description, "detector_id": detector_id, "training": dict(training)})
-    return detector_id
-
-
-def save_no_detector(directory: Path, training: Mapping[str, Any]) -> str:
-    """Write a config.json without a detector, for imported features and symbols."""
-    write_config(directory, FORMAT, {"classes": [], "detector_id": NO_DETECTOR, "training": dict(training)})
-    return NO_DETECTOR
+    return save_network(directory / WEIGHTS, DETECTOR_FORMAT, model, config, classes, training)
 
 
 def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) -> Detector:
@@ -78,7 +60,7 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
     Raises:
         CheckpointError: no detector, a damaged one, or weights of another architecture.
     """
-    record = read_config(directory)
+    record = read_config(directory, DETECTOR_FORMAT, "a detector's config")
     if record["detector_id"] == NO_DETECTOR:
         raise CheckpointError(
             f"{directory / CONFIG}: no detector (detector.source: none), so regions can't be extracted from pixels; "
@@ -97,72 +79,6 @@ def load_detector(directory: Path, device: str = "cpu", weights: str = WEIGHTS) 
         check_weights_hash(directory / WEIGHTS, record, "detector")
     model.to(device).eval()
     return Detector(model=model, config=config, classes=classes, detector_id=record["detector_id"])
-
-
-# ---- Files shared by detectors and backbones -----------------------------------------------------------------------
-
-
-def hash_weights(weights: Path, description: Mapping[str, Any]) -> str:
-    """Return the start of the sha256 of a weights file and its description."""
-    with weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    digest.update(json.dumps(description, sort_keys=True).encode())
-    return digest.hexdigest()[:16]
-
-
-def check_weights_hash(weights: Path, record: Mapping[str, Any], kind: str) -> None:
-    """Check that weights and config.json were saved together.
-
-    Args:
-        record: content of the config.json next to the weights.
-        kind: `detector` or `backbone`, for the message.
-
-    Raises:
-        CheckpointError: they were not.
-    """
-    description = {"architecture": record["architecture"], "classes": record["classes"]}
-    if hash_weights(weights, description) != record["detector_id"]:
-        folder = weights.parent
-        raise CheckpointError(
-            f"{weights}: damaged: weights and config.json do not match {kind} {record['detector_id']}; `rm -r "
-            f"{folder}` and `dvc checkout {folder}` may restore it, `dvc repro --force detector` makes it again"
-        )
-
-
-def read_config(directory: Path, form: str = FORMAT, description: str = "a detector's config") -> dict[str, Any]:
-    """Read config.json and check its format.
-
-    Raises:
-        CheckpointError: missing, damaged or of another format.
-    """
-    path = directory / CONFIG
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}; `dvc repro detector` makes it") from None
-    file_format = record.get("format") if isinstance(record, dict) else None
-    if file_format != form or "detector_id" not in record:
-        raise CheckpointError(f"{path}: not {description} ({form}; found {file_format}); `dvc repro detector` makes it")
-    return dict(record)
-
-
-def write_config(directory: Path, form: str, record: Mapping[str, Any]) -> None:
-    text = json.dumps({"format": form, **record}, indent=2, sort_keys=True, ensure_ascii=False)
-    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def read_architecture(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a detector's or backbone's config, from a file that may come from anywhere.
-
-    Raises:
-        KeyError, AttributeError: config.json has no section `architecture`. ValueError: an absurdly large number.
-    """
-    fields = {}
-    for name, value in record["architecture"].items():
-        # JSON has lists where a config has tuples.
-        fields[name] = tuple(value) if isinstance(value, list) else value
-    check_numbers(fields)
-    return fields
 
 
 # ---- Published weights -------------------------------------------------------------------------------------------

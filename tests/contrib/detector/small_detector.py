@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from vlp_models.vision.detector import DetectorConfig, build_detector
-from vlp_models.vision.detector_checkpoint import Detector
-from vlp_models.vision.training import LabeledImage, TrainingOptions, TrainingResult, train_detector
+from vlp_models.contrib.detector.checkpoint import Detector
+from vlp_models.contrib.detector.faster_rcnn import DetectorConfig, build_detector
+from vlp_models.contrib.detector.training import LabeledImage, TrainingOptions, TrainingResult, train_detector
 
 CLASSES = ("__background__", "blue square", "red circle")
 CONFIG = DetectorConfig(

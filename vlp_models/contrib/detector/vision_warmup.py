@@ -19,10 +19,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from vlp_models.contrib.detector.training import (
+    FlipBatch,
+    LabeledImage,
+    TrainingOptions,
+    TrainingResult,
+    backward_of,
+    fit,
+)
 from vlp_models.data.batch import Pixels
 from vlp_models.data.pixels import PixelInput, collate_pixels, place_boxes, random_box
 from vlp_models.vision.image_io import read_image
-from vlp_models.vision.training import FlipBatch, LabeledImage, TrainingOptions, TrainingResult, backward_of, fit
 
 Example = tuple[Image.Image, NDArray[np.float32], NDArray[np.float32]]  # image, its boxes in pixels, their words
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageDraw
 from small_detector import train
 
-from vlp_models.vision.detector_checkpoint import Detector
-from vlp_models.vision.training import LabeledImage, TrainingResult
+from vlp_models.contrib.detector.checkpoint import Detector
+from vlp_models.contrib.detector.training import LabeledImage, TrainingResult
 
 
 @pytest.fixture(scope="session")

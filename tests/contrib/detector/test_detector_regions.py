@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vlp_models.contrib.detector.checkpoint import Detector
+from vlp_models.contrib.detector.regions import RegionExtractor
+from vlp_models.contrib.detector.training import LabeledImage, TrainingResult
 from vlp_models.data.sample import RegionArrays
-from vlp_models.vision.detector_checkpoint import Detector
-from vlp_models.vision.detector_regions import RegionExtractor
-from vlp_models.vision.training import LabeledImage, TrainingResult
 
 Trained = tuple[Detector, TrainingResult]
 

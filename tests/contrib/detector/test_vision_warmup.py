@@ -11,12 +11,7 @@ from drawn_workspace import make_workspace
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from vlp_models.data.batch import Pixels
-from vlp_models.data.joins import read_boxed
-from vlp_models.data.pixels import PixelInput, fit, place_boxes
-from vlp_models.models import DataFacts, build_model
-from vlp_models.vision.small_backbone import SmallBackbone
-from vlp_models.vision.training import (
+from vlp_models.contrib.detector.training import (
     LabeledImage,
     TrainingOptions,
     TrainingResult,
@@ -24,13 +19,18 @@ from vlp_models.vision.training import (
     labeled_images,
     words_of,
 )
-from vlp_models.vision.vision_warmup import (
+from vlp_models.contrib.detector.vision_warmup import (
     VisionEncoder,
     _encode_cells,
     _load_example,
     cell_word_targets,
     warm_up_vision,
 )
+from vlp_models.data.batch import Pixels
+from vlp_models.data.joins import read_boxed
+from vlp_models.data.pixels import PixelInput, fit, place_boxes
+from vlp_models.models import DataFacts, build_model
+from vlp_models.vision.small_backbone import SmallBackbone
 
 INPUT = PixelInput(height=32, width=32)
 RED = (255, 0, 0)

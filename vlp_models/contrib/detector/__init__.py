@@ -1,0 +1,1 @@
+"""What boxes teach: a region detector (Faster R-CNN), and the warm-up of vision encoders."""
