@@ -58,8 +58,15 @@ class Stack:
             None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        for _ in range(30):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(1)  # its database is busy, and nothing was written
+        raise TimeoutError(f"Prefect's server at port {self.record['port']} stays busy")
 
     def start_flow(self) -> str:
         deployment = self.call(WEEKLY)["id"]
