@@ -58,6 +58,7 @@ def test_coco_detector_by_name_extracts_regions_and_is_served(tmp_path: Path, mo
         detector=workspace.detector,
         features=to_plain(params.features),
     )
+    assert "contrib/detector/regions.py" in read_json(bundle / "content.json")["code"]
     shutil.rmtree(workspace.detector)
     predictor, picture = Predictor(bundle), tmp_path / "images" / "0.png"
     assert why_not_served(bundle) == "" and predictor.extractor is not None
