@@ -82,7 +82,7 @@ def copy_tracked_files(folder: Path, *, without: Sequence[str] = ("tests",)) -> 
     for name in filter(None, listed.split("\0")):
         if not name.startswith(tuple(f"{path}/" for path in without)) and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
 
 
 def init_dvc(folder: Path) -> None:

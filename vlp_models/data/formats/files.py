@@ -268,10 +268,9 @@ def read_csv(
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
     first_line = next(lines, "")
     delimiter = _delimiter_of(first_line, needed, delimiter)
-    lines = itertools.chain([first_line], lines)
     standard_names = {name.lower(): name for name in (*needed, *optional)}
     header: list[str] = []
-    for number, cells in _parse(lines, delimiter, path, tables, table):
+    for number, cells in _parse(itertools.chain([first_line], lines), delimiter, path, tables, table):
         provenance = f"{path.name}:{number}"
         if not any(cell.strip() for cell in cells):
             continue
