@@ -33,7 +33,11 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "scenes": ("", ()),
     "pairs": (
         "own-pairs",
-        (WEIGHTS, "mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption"),
+        (
+            WEIGHTS,
+            "mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption",
+            "dvc add data/raw/pairs && git add data/raw/pairs.dvc    # so that a clone can get them",
+        ),
     ),
     "flickr8k": ("flickr8k", (WEIGHTS, "vlp use --set data.flickr8k.root=FOLDER --set data.snli_ve.root=FOLDER")),
     "nlvr": ("nlvr", ("vlp use --set data.nlvr.root=FOLDER",)),
@@ -176,5 +180,8 @@ def _git(project: Path, *arguments: str) -> str:
     if done.returncode == 0:
         return ""
     if b"git config --global user." in done.stderr:
-        return "git does not know your name yet; set it with `git config user.name` and `git config user.email`"
+        return (
+            'git does not know your name yet; set it with `git config --global user.name "YOUR NAME"` and '
+            "`git config --global user.email YOU@EXAMPLE.ORG`"
+        )
     return f"git {arguments[0]}: {last_words(done.stderr, done.stdout)}"

@@ -98,6 +98,25 @@ def test_sentences(tmp_path: Path, splits: dict[str, int], settings: list[str], 
     assert explain_sizes(*make_project(tmp_path, rows(**splits), *settings)) == expected
 
 
+@pytest.mark.parametrize("sources", ["{pairs: 1, ingested: 1}", "{ingested: 1}"])
+def test_ingested_pairs_that_are_only_trained_on_need_no_test_images(tmp_path: Path, sources: str) -> None:
+    params, workspace = make_project(
+        tmp_path,
+        rows(train=40, val=5, test=20),
+        "data.ingested={format: pairs, root: data/raw/new, pairs: pairs.csv}",
+        "finetune.tden-captioning.sources=null",
+        f"finetune.tden-captioning.sources={sources}",
+    )
+    new = tmp_path / "data/raw/new"
+    new.mkdir()
+    (new / "pairs.csv").write_text("\n".join(rows(train=3)) + "\n", encoding="utf-8")
+    for i in range(3):
+        (new / f"train{i}.jpg").touch()
+    named = [line for line in explain_sizes(params, workspace) if "images" in line]
+    is_tested = "{pairs" in sources
+    assert bool(named) is not is_tested, "without another dataset, the run is not tested at all"
+
+
 def test_counts_are_those_of_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{i}.png" for i in range(30)]
     listed = [f"{name},a caption,{f'series {i % 7}' if i % 2 else ''}" for i, name in enumerate(names)]

@@ -43,7 +43,8 @@ def explain_sizes(params: Params, workspace: Workspace, *, strict: bool = False)
             counts[name] = count
     for name, count in counts.items():
         # Fewer than intervals need, or than the gate asks for.
-        if (few := count[params.promotion.split]) < max(MIN_GROUPS, params.promotion.min_images):
+        few = count[params.promotion.split]
+        if few < max(MIN_GROUPS, params.promotion.min_images) and not _is_only_trained_on(params, name, counts):
             sentences += _explain_few(params, name, count, few)
     for task in dict.fromkeys(run.task for run in params.finetune.values()):
         sentences += _explain_ranking(params, task, counts)
@@ -80,6 +81,24 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
         return Counter(), []  # before the first run
 
 
+def _evaluated_on(params: Params, run: str) -> set[str]:
+    """Return the datasets that a run is evaluated on: those it names, else those it trains on, else all."""
+    settings = params.finetune[run]
+    return set(settings.evaluate_on or settings.sources or params.data)
+
+
+def _is_only_trained_on(params: Params, name: str, counts: dict[str, Counter[str]]) -> bool:
+    """Return whether a dataset has no test images, as ingested batches, and each of its runs is tested on another."""
+    test = params.promotion.split
+    others = [datasets - {name} for run in params.finetune if name in (datasets := _evaluated_on(params, run))]
+    # A dataset that was not counted may have test images.
+    return (
+        not counts[name][test]
+        and bool(others)
+        and all(any(other not in counts or counts[other][test] for other in datasets) for datasets in others)
+    )
+
+
 def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> list[str]:
     sizes = ", ".join(f"{count[split]} {split}" for split in SPLITS)
     test, minimum = params.promotion.split, params.promotion.min_images
@@ -108,11 +127,10 @@ def _explain_few(params: Params, name: str, count: Counter[str], few: int) -> li
 def _explain_ranking(params: Params, task: str, counts: dict[str, Counter[str]]) -> list[str]:
     """Say that the runs of a task cannot be ranked on val, and what they are ranked on instead."""
     runs, split = competing_runs(params, task), params.promotion.select_on
-    used: set[str] = set()
-    for run in (params.finetune[name] for name in runs):
-        # A run is evaluated on the datasets it names, else on those it trains on, else on all.
-        used |= set(run.evaluate_on or run.sources or params.data)
-    without = [name for name in counts if name in used and not counts[name][split]]
+    used = {dataset for run in runs for dataset in _evaluated_on(params, run)}
+    # A dataset without test images is not scored, so it needs no other split.
+    tested = [name for name in counts if name in used and counts[name][params.promotion.split]]
+    without = [name for name in tested if not counts[name][split]]
     if split not in params.evaluate.splits:
         why = f"`evaluate.splits` lacks {split}"
     elif without:

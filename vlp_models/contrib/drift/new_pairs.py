@@ -120,7 +120,9 @@ def _finish(report: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
     write_json(workspace.reports / "drift.json", report)
     for measure in report["measures"]:
         flag = "DRIFTED" if measure["drifted"] else "ok"
-        print(f"{measure['name']:16} {measure['value']:8.4f}  limit {measure['limit']:g}  {flag}")
+        # A value above its limit may be within what chance alone gives.
+        noise = f", noise {measure['noise']:.4f}" if "noise" in measure else ""
+        print(f"{measure['name']:16} {measure['value']:8.4f}  limit {measure['limit']:g}{noise}  {flag}")
     for note in report["notes"]:
         print(note)
     if report["drifted"]:

@@ -96,9 +96,10 @@ def format_lineage(record: dict[str, Any], *, hashes: bool = False) -> list[str]
     for score in record["metrics"]:
         # Scores of other decoders, such as `CIDEr (greedy)`, are left out.
         if score["value"] is not None and "(" not in score["metric"]:
-            interval = f" ({score['low']:.2f} to {score['high']:.2f})" if score["low"] is not None else ""
+            interval = f" ({score['low']:z.2f} to {score['high']:z.2f})" if score["low"] is not None else ""
             measured_on = f"{score['dataset']} {score['split']}"
-            lines.append(f"metric       {measured_on} {score['metric']} {score['value']:.2f}{interval}, n {score['n']}")
+            text = f"{score['metric']} {score['value']:z.2f}{interval}"  # z: no minus before 0.00
+            lines.append(f"metric       {measured_on} {text}, n {score['n']}")
     model = f"{record['model']} ({record['family']})"
     lines.append(f"model        {model}; variant {record['variant']}, seed {record['seed']}")
     commit, changed, _ = record["git_commit"].partition("+")
