@@ -132,7 +132,7 @@ def test_figures_of_the_demo_replay_from_their_bundles(bundle: Path) -> None:
             "is using this workspace; wait for it to finish or stop it (training saves its state first)",
         ),
         ("registry/promotion/gate.py", " baseline has on the same "),
-        ("registry/versions.py", ": nothing registered; run `dvc repro`, then `vlp promote`"),
+        ("registry/versions.py", ": nothing registered; run `vlp run`, then `vlp promote`"),
         ("cli/pipeline.py", "The pipeline stopped at the stage above. Finished stages are kept"),
     ],
 )

@@ -232,5 +232,5 @@ def test_a_finished_training_is_never_thrown_away(project: Project, order: Order
         code, output = project.run()
         assert code == 0 and project.recorded_epochs() == epochs and "was edited" not in output, output
         if epochs == 103 and "recorded" not in outcome:
-            assert "not used, made with other params or inputs" in output
+            assert "has results of other params or inputs, none of these" in output
     assert project.trained == [101, 102, *([103] if is_edited else [])]

@@ -64,7 +64,7 @@ def restore_unrecorded_result(workspace: Workspace, work: Path, stage: str) -> b
     code_now = hash_code(stage)
     if not (work / RECORD).exists():
         if is_main_process() and any(work.parent.glob(f"*/{RECORD}")):
-            logger.info("%s: not used, made with other params or inputs: the results in %s", stage, work.parent)
+            logger.info("%s: %s has results of other params or inputs, none of these", stage, work.parent)
         return False
     try:
         record = read_json(work / RECORD)

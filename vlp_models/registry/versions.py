@@ -270,7 +270,7 @@ def resolve_version(client: MlflowClient, params: TrackingParams, model: str) ->
     else:
         version = find_version_by_alias(client, name, CHAMPION) or find_version_by_alias(client, name, CHALLENGER)
         if version is None:
-            raise DataError(f"{name}: nothing registered; run `dvc repro`, then `vlp promote`")
+            raise DataError(f"{name}: nothing registered; run `vlp run`, then `vlp promote`")
     if version is None:
         raise DataError(f"{model}: no such version; `vlp status --mlflow` lists what is registered")
     return version

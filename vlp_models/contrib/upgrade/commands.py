@@ -57,7 +57,8 @@ def upgrade(
         return
     conflicts = [name for name in changed if not _merge(root, name, old.get(name), new[name], apply)]
     if not apply:
-        print(f"\n{len(changed)} files; `vlp upgrade --apply` merges these changes into yours", file=sys.stderr)
+        count = "1 file" if len(changed) == 1 else f"{len(changed)} files"
+        print(f"\n{count}; `vlp upgrade --apply` merges these changes into yours", file=sys.stderr)
         return
     # The new base, also of files with conflicts: those are marked in the file.
     for name in changed:
