@@ -58,7 +58,10 @@ ON_TRAININGS = (
 ONLY_ON = {"torchrun": "pretrain@tden", "host name does not resolve": "pretrain@tden", "Java program": CAPTIONING}
 TWO_PROCESSES = ("torchrun", "host name does not resolve")
 # The rest of the pipeline is checked, too; DVC writes dvc.lock only after a stage, which has made a copy.
-WHOLE = ("params edited", *REGISTER_AGAIN, "power cut, dvc.lock cut off", "power cut, dvc.lock empty")
+WHOLE = (
+    *("params edited", *REGISTER_AGAIN, "power cut, dvc.lock cut off", "power cut, dvc.lock empty"),
+    "flipped byte in output",  # a run of one stage reads no other outputs
+)
 
 
 def draw(seed: int, number: int, stages: list[str]) -> Fault:
@@ -190,8 +193,10 @@ def _inject(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
         bare = fault.chance < 0.3
         second = start(ground, fault, "dvc repro" if bare else "vlp run")
         code = second.wait()
-        # A bare DVC may find that the first one has ended with everything recorded; it then has nothing to do.
-        overlap = outcome.hit and run.process.poll() is None and not (bare and not ran(second.output))
+        # A bare DVC may find that the first one has ended with everything recorded, and has nothing to do; or it runs
+        # between two parts of a flow, when no DVC is at work.
+        alone = bare and (fault.command == "flow" or not ran(second.output))
+        overlap = outcome.hit and run.process.poll() is None and not alone
         if code == 0 and overlap:
             outcome.blame("lost", f"a second run ended with 0 during the first: {second.output[-500:]}")
         if code and "is using" not in second.output and "busy" not in second.output and "lock" not in second.output:
