@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -136,7 +137,7 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     """Flip one bit of a finished output before the run.
 
     Its time stamp is new, as after a write by a program; or, for checkpoints and the detector, which have checksums,
-    size and time stay the same, as after a disk error.
+    size, time and mode stay the same, as after a disk error.
     """
     chance, lock = random.Random(fault.chance), ground.lock(ground.project)
     silent = chance.random() < 0.4
@@ -155,9 +156,12 @@ def rotten_output(ground: Ground, fault: Fault, outcome: Outcome) -> Command:
     path.chmod(0o644)
     path.write_bytes(content)
     if silent:
+        path.chmod(status.st_mode)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     outcome.note = f"{path.relative_to(ground.project)}{', time stamp kept' if silent else ''}"
-    outcome.may_repeat = {outs[out], *_below(lock, out)}
+    # Equal files are hard links to one.
+    for other in (other for other in outs if any(file.samefile(path) for file in _files(ground.project / other))):
+        outcome.may_repeat |= {outs[other], *_below(lock, other)}
     run = start(ground, fault)
     outcome.exit_code = run.wait()
     if outcome.exit_code and ("Traceback" in run.output or path.name not in run.output):
@@ -305,6 +309,10 @@ def _seed_trained_with(ground: Ground, stage: str) -> int:
     kind, _, name = stage.partition("@")
     manifest = ground.project / "checkpoints" / kind / name / "manifest.json"
     return int(json.loads(manifest.read_text())["params"][kind][name]["seed"])
+
+
+def _files(out: Path) -> list[Path]:
+    return [path for path in (out, *out.rglob("*")) if path.is_file()]
 
 
 def _below(lock: dict[str, object], out: str) -> set[str]:

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from toy_dataset import CLASSES, FEATURE_DIM, Toy, make_toy, same_weights
 
+from vlp_models.common.checksums import write_sums
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint import (
     CheckpointInfo,
     load_checkpoint_weights,
     read_config,
     write_checkpoint,
-    write_sums,
 )
 from vlp_models.params import to_plain
 
@@ -128,7 +128,7 @@ def test_sums_of_files_that_may_only_be_read(toy: Toy, tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         path.chmod(0o444)
     (tmp_path / "SHA256SUMS").unlink()
-    code = "import sys; from pathlib import Path; from vlp_models.models.checkpoint import write_sums as w"
+    code = "import sys; from pathlib import Path; from vlp_models.common.checksums import write_sums as w"
     command = [sys.executable, "-c", f"{code}; w(Path(sys.argv[1]))", str(tmp_path)]
     if os.geteuid() == 0:  # who may write to any file
         if shutil.which("setpriv") is None:

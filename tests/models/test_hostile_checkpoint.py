@@ -13,8 +13,9 @@ import torch
 from model_checks import load_model
 from toy_dataset import make_toy
 
+from vlp_models.common.checksums import SUMS
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.models.checkpoint import SUMS, CheckpointInfo, build_from_config, read_config, write_checkpoint
+from vlp_models.models.checkpoint import CheckpointInfo, build_from_config, read_config, write_checkpoint
 from vlp_models.params import to_plain
 from vlp_models.serving.bundle import read_features_config
 

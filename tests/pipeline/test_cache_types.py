@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_every_cache_type_reaches_a_registered_version(built_project: Path, tmp_
     run_in_process(project, "vlp", "pack", "tden-vqa", "-o", str(tmp_path / "vqa.run.zip"))
 
     run(project, "vlp", "stage", "evaluate", "tden-vqa")  # overwrites outputs, which DVC would have removed first
+    check_cache(project)
+
+    # as a disk damages it: mode and time stay, and with links the cache has the same file
+    vocabulary = project / "checkpoints/pretrain/tden/vocab.txt"
+    intact, status = vocabulary.read_bytes(), vocabulary.stat()
+    vocabulary.chmod(0o644)
+    vocabulary.write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
+    vocabulary.chmod(status.st_mode)
+    os.utime(vocabulary, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "pretrain/tden/vocab.txt: damaged" in run(project, "vlp", "run").stderr
+    assert vocabulary.read_bytes() == intact
+    check_cache(project)
+
+
+def check_cache(project: Path) -> None:
     for path in (project / ".dvc/cache/files/md5").glob("??/*"):
         content = path.read_bytes()
         assert hashlib.md5(content).hexdigest() == path.parent.name + path.name.removesuffix(".dir"), path

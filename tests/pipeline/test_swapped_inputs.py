@@ -15,6 +15,7 @@ from PIL import Image
 from swapped_files import interrupt, swap
 from toy_dataset import write_workspace
 
+from vlp_models.common.checksums import SUMS
 from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
@@ -23,7 +24,7 @@ from vlp_models.data.pixels import PixelInput
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table, write_table
 from vlp_models.errors import DataError
-from vlp_models.models.checkpoint import SUMS, WEIGHTS
+from vlp_models.models.checkpoint import WEIGHTS
 from vlp_models.pipeline.stages import detector, features, shards
 from vlp_models.pipeline.training_job import TrainingJob
 

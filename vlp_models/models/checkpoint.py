@@ -7,7 +7,6 @@ architecture is an error that lists the differences, never a half-initialized mo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import re
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vlp_models.common.io import hash_file, sync_to_disk
+from vlp_models.common.checksums import verify, write_sums
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, ParamsError, explain_system_error, shorten_list
 from vlp_models.models import DataFacts, build_model
@@ -28,7 +27,6 @@ from vlp_models.models.checkpoint_info import CheckpointInfo
 
 WEIGHTS, CONFIG, LABELS = "model.safetensors", "config.json", "labels.json"
 ADAPTER_FOLDER = "adapter"  # of a run that trained adapters (contrib/lora): only those, next to the merged weights
-SUMS = "SHA256SUMS"  # of the files above and the tokenizer's, in the format of `sha256sum --check`
 UNLIMITED = {"max_text_len": 512, "max_regions": 100}  # for a checkpoint that no data limited
 SMALL = 1024  # a width up to this one is no danger to memory
 
@@ -72,46 +70,7 @@ def write_config(directory: Path, info: CheckpointInfo, tokenizer: Tokenizer, la
         (directory / LABELS).write_text(listed + "\n", encoding="utf-8")
 
 
-def write_sums(directory: Path) -> None:
-    """Write the sha256 of every file of the directory to SHA256SUMS, and flush the files to disk."""
-    lines = []
-    for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != SUMS):
-        with path.open("rb") as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
-        # On disk before its sum is written, so that a power failure leaves no sum of a truncated file.
-        sync_to_disk(path)
-    (directory / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
 # ---- Reading ------------------------------------------------------------------------------------------------------
-
-
-def verify(directory: Path) -> None:
-    """Check the files of a checkpoint against its SHA256SUMS, if it has one.
-
-    Raises:
-        CheckpointError: names the damaged file.
-    """
-    try:
-        lines = (directory / SUMS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return
-    except UnicodeDecodeError:
-        lines = [""]
-    # Removed first, because DVC keeps a file whose size and time are unchanged.
-    way_out = f"`rm -r {directory}` and `dvc checkout {directory}` may restore it; otherwise copy or train it again"
-    for line in lines:
-        # `<sha256>  <file>`; a name with a folder in it would lead out of the checkpoint.
-        written, _, name = line.partition("  ")
-        path = directory / name
-        if len(written) != 64 or path.name != name:
-            raise CheckpointError(f"{directory / SUMS}: damaged; {way_out}")
-        try:
-            actual = hash_file(path)
-        except OSError as error:
-            raise CheckpointError(f"{explain_system_error(error)}; if it is damaged, {way_out}") from None
-        if actual != written:
-            raise CheckpointError(f"{path}: damaged: its sha256 differs from the one in {SUMS}; {way_out}")
 
 
 def read_config(directory: Path) -> CheckpointInfo:

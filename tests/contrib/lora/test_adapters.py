@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vlp_models.common.checksums import SUMS
 from vlp_models.contrib.lora.adapters import ADAPTER, add_lora, merge_adapter, publish_adapters, read_adapter
 from vlp_models.contrib.lora.params import LoraParams
 from vlp_models.contrib.plugin_kit.conformance.families import outputs
@@ -27,7 +28,7 @@ from vlp_models.contrib.plugin_kit.conformance.trial import (
     train,
 )
 from vlp_models.errors import CheckpointError, ParamsError
-from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_checkpoint
+from vlp_models.models.checkpoint import WEIGHTS, read_weights, write_checkpoint
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.protocols import Generates
 from vlp_models.tasks.base import TaskModel, load_task_model

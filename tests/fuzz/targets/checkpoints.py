@@ -44,7 +44,7 @@ def _checkpoint(name: str) -> Callable[[Path], Prepared]:
         import torch
         from model_checks import load_model
 
-        from vlp_models.models.checkpoint import SUMS
+        from vlp_models.common.checksums import SUMS
         from vlp_models.serving.bundle import write_content
         from vlp_models.serving.predictor import Predictor
 

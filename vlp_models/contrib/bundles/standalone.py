@@ -28,12 +28,13 @@ import torch
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
+from vlp_models.common.checksums import SUMS
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bundles.run_bundle import MAX_BYTES
 from vlp_models.data.shards.write import index_name
 from vlp_models.data.tables import LANGUAGES, read_rows, read_rows_of
 from vlp_models.errors import DataError
-from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights
+from vlp_models.models.checkpoint import WEIGHTS, read_weights
 
 ROUNDED = "rounded.safetensors"
 XZ = ".xz"

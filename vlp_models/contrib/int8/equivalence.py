@@ -17,13 +17,14 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from vlp_models.common.checksums import SUMS, write_sums
 from vlp_models.common.io import link_or_copy, scratch_directory, symlink_or_copy
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.int8.layers import quantize_linears
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS, interval, paired
-from vlp_models.models.checkpoint import SUMS, WEIGHTS, read_weights, write_sums
+from vlp_models.models.checkpoint import WEIGHTS, read_weights
 from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.registry.promotion.gate import measure

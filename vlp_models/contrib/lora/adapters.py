@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vlp_models.common.checksums import write_sums
 from vlp_models.common.io import hash_file, read_json, write_json
 from vlp_models.common.packages import PIP
 from vlp_models.contrib.lora.params import LoraParams
@@ -39,7 +40,6 @@ from vlp_models.models.checkpoint import (
     read_weights,
     tied_names,
     write_config,
-    write_sums,
 )
 
 FORMAT = "vlp-adapter/1"

@@ -1,22 +1,28 @@
-"""Read, back up and repair dvc.lock.
+"""Read, back up and repair dvc.lock, and make DVC notice damaged outputs.
 
 DVC writes .dvc/tmp/rwlock and dvc.lock in place: killed at that moment, or on a full disk, it leaves an empty or
 truncated file, and every later command fails (seen with DVC 3.67: dvc/utils/serialize/_common.py, `_dump_data`).
 
 The rwlock has the pids of the DVC processes that use a path. DVC drops those of processes that have ended, but after a
 reboot or in a new pod such a pid may belong to any program, and DVC then waits for that one.
+
+DVC hashes neither an output whose size and time are unchanged nor a read-only file of its cache. What a disk damages
+stays so, and with hard or symbolic links `dvc checkout` restores the damaged file.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from vlp_models.common.checksums import find_damaged
 from vlp_models.common.io import write_text
 from vlp_models.errors import DataError
 
@@ -55,7 +61,7 @@ def output_hashes(stages: Mapping[str, Any]) -> dict[str, str]:
 
 
 def repair(root: Path) -> list[str]:
-    """Restore or remove the files that a killed DVC damaged, and drop its entries from the rwlock.
+    """Restore or remove the files that a killed DVC damaged, drop its entries from the rwlock, expose damaged outputs.
 
     Do nothing while a DVC process is alive here.
 
@@ -95,7 +101,22 @@ def repair(root: Path) -> list[str]:
         aside = lock_file.with_suffix(".lock.damaged")
         lock_file.replace(aside)
         done.append(f"{LOCK_FILE} was damaged: moved to {aside.name}; `git checkout {LOCK_FILE}` may restore it")
-    return done
+    return [*done, *_expose_damaged(root, stages or saved or {})]
+
+
+def _expose_damaged(root: Path, stages: Mapping[str, Any]) -> list[str]:
+    """Make DVC hash the damaged files of outputs with SHA256SUMS, and its cache's files that are links to them.
+
+    DVC then restores them from its cache; an object that is damaged as well is removed, and the stage runs again.
+    """
+    lines = []
+    for name in output_hashes(stages):
+        for path, reason in find_damaged(root / name).items():
+            lines.append(f"{reason}; DVC restores it from its cache, or runs its stage again")
+            with suppress(OSError):  # it is missing
+                path.chmod(0o644)
+                os.utime(path)
+    return lines
 
 
 def _check_merged(lock_file: Path) -> None:
