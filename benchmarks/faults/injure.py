@@ -138,7 +138,8 @@ def _inflict(ground: Ground, fault: Fault, outcome: Outcome) -> None:
         outcome.blame("lost", *(f"still running: {line}" for line in ground.wait_for_quiet()))
     recorded = ground.recorded()
     rerun = _run_to_the_end(ground, fault, outcome)
-    allowed = outcome.may_repeat | (DEPENDENTS if fault.stage in UNEVEN or fault.kind in REGISTER_AGAIN else set())
+    uneven = not {fault.stage, *outcome.may_repeat}.isdisjoint(UNEVEN)
+    allowed = outcome.may_repeat | (DEPENDENTS if uneven or fault.kind in REGISTER_AGAIN else set())
     repeated = ran(rerun.output) & recorded - allowed
     if repeated and "dvc.lock" not in fault.kind:
         outcome.blame("lost", f"repeated: {', '.join(sorted(repeated))}")

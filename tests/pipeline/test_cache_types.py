@@ -38,15 +38,17 @@ def test_every_cache_type_reaches_a_registered_version(built_project: Path, tmp_
     run(project, "vlp", "stage", "evaluate", "tden-vqa")  # overwrites outputs, which DVC would have removed first
     check_cache(project)
 
-    # as a disk damages it: mode and time stay, and with links the cache has the same file
-    vocabulary = project / "checkpoints/pretrain/tden/vocab.txt"
-    intact, status = vocabulary.read_bytes(), vocabulary.stat()
-    vocabulary.chmod(0o644)
-    vocabulary.write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
-    vocabulary.chmod(status.st_mode)
-    os.utime(vocabulary, ns=(status.st_atime_ns, status.st_mtime_ns))
+    # as a disk damages them: mode and time stay, and with links the cache has the same files
+    damaged = [project / "checkpoints/pretrain/tden" / name for name in ("vocab.txt", "manifest.json", "SHA256SUMS")]
+    contents = [path.read_bytes() for path in damaged]
+    for path, content in zip(damaged, contents, strict=True):
+        status = path.stat()
+        path.chmod(0o644)
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        path.chmod(status.st_mode)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert "pretrain/tden/vocab.txt: damaged" in run(project, "vlp", "run").stderr
-    assert vocabulary.read_bytes() == intact
+    assert [path.read_bytes() for path in damaged] == contents
     check_cache(project)
 
 

@@ -243,8 +243,9 @@ class TrainingJob:
                     location=final / ADAPTER_FOLDER,
                 )
             counts |= {"parameters": sum(p.numel() for p in training.checkpoint.parameters()), "steps": result.steps}
-            write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
+            # the manifest first: SHA256SUMS covers it
             write_manifest(directory, stage=self.stage, params=self.settings, counts=counts)
+            write_checkpoint(directory, training.checkpoint, info, self.data.tokenizer, training.labels)
         # curve and training report, which the report shows
         write_text(workspace.curve(self.name), as_csv(result.rows))
         last = final_numbers(result.rows)

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import yaml
 
-from vlp_models.common.checksums import find_damaged
+from vlp_models.common.checksums import SUMS, find_damaged
 from vlp_models.common.io import write_text
 from vlp_models.errors import DataError
 
@@ -105,17 +105,25 @@ def repair(root: Path) -> list[str]:
 
 
 def _expose_damaged(root: Path, stages: Mapping[str, Any]) -> list[str]:
-    """Make DVC hash the damaged files of outputs with SHA256SUMS, and its cache's files that are links to them.
+    """Make DVC hash the damaged files of checkpoints, and its cache's files that are links to them.
 
     DVC then restores them from its cache; an object that is damaged as well is removed, and the stage runs again.
     """
-    lines = []
+    lines: list[str] = []
     for name in output_hashes(stages):
-        for path, reason in find_damaged(root / name).items():
-            lines.append(f"{reason}; DVC restores it from its cache, or runs its stage again")
-            with suppress(OSError):  # it is missing
-                path.chmod(0o644)
-                os.utime(path)
+        if not name.startswith("checkpoints/"):
+            continue
+        # a run of adapters has them in a folder of their own
+        for sums in sorted((root / name).rglob(SUMS)):
+            damaged = find_damaged(sums.parent)
+            lines += [
+                f"{reason}; DVC restores it from its cache, or runs its stage again" for reason in damaged.values()
+            ]
+            # SHA256SUMS too: it may be what is damaged
+            for path in {*damaged, sums} if damaged else ():
+                with suppress(OSError):  # it is missing
+                    path.chmod(0o644)
+                    os.utime(path)
     return lines
 
 

@@ -79,9 +79,10 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         info = dataclasses.replace(info, provenance=provenance)
         parameters = sum(weight.numel() for weight in model.parameters())
         with output_directory(workspace.checkpoint(f"initial/{key}")) as directory:
-            write_checkpoint(directory, nn.ModuleDict({"model": model}), info, data.tokenizer)
+            # the manifest first: SHA256SUMS covers it
             counts = {"parameters": parameters}
             write_manifest(directory, stage=f"initial@{key}", params=to_plain(p), counts=counts)
+            write_checkpoint(directory, nn.ModuleDict({"model": model}), info, data.tokenizer)
     sources = [p.image_init or p.init, p.text_init, "vision warm-up" if p.vision_warmup.steps else ""]
     origin = " and ".join(f"from {source}" for source in sources if source) or "random weights"
     logger.info("initial %s: %s, %s parameters, %s", key, p.family, f"{parameters:,}", origin)
