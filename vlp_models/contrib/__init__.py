@@ -53,6 +53,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "forgetting": {"withdrawn": {"read": "vlp_models.contrib.forgetting.withdrawn:read_withdrawn"}},
     "fsdp": {"strategies": {"fsdp": "vlp_models.contrib.fsdp.strategy:make_strategy"}},
     "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
+    "hub_models": {},
     "imported_features": {
         "region_sources": {
             "tsv": "vlp_models.contrib.imported_features.tsv:open_tsv",
