@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from paper_families import PAPER_FAMILIES
 from torch import nn
 
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
@@ -15,7 +16,6 @@ from vlp_models.contrib.plugin_kit.conformance.trial import Trial, build_trial, 
 from vlp_models.data.batch import Batch, PixelSets, Regions
 from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.errors import ParamsError
-from vlp_models.models import FAMILIES
 from vlp_models.models.decoding.search import beam_search, greedy
 from vlp_models.models.protocols import Fuses, Generates, LocatesStates, ReadsSeveralImages
 from vlp_models.objectives.loss import WeightedLosses
@@ -64,18 +64,18 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def test_every_family_reads_several_images(scenes: SampleScenes) -> None:
-    for family in FAMILIES:
+    for family in PAPER_FAMILIES:
         model = built(scenes, family).model
         assert isinstance(model, ReadsSeveralImages) and model.images_per_text == 3
         plain = build_trial(family, small_config(family), scenes).model
         assert isinstance(plain, ReadsSeveralImages) and plain.images_per_text == 1
         more = set(model.state_dict()) - set(plain.state_dict())
         assert more == {"place_embedding.later"} and not set(plain.state_dict()) - set(model.state_dict())
-    assert {f for f in FAMILIES if implements(built(scenes, f).model, Fuses)} == set(FUSES)
-    assert {f for f in FAMILIES if implements(built(scenes, f).model, Generates)} == set(GENERATES)
+    assert {f for f in PAPER_FAMILIES if implements(built(scenes, f).model, Fuses)} == set(FUSES)
+    assert {f for f in PAPER_FAMILIES if implements(built(scenes, f).model, Generates)} == set(GENERATES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAPER_FAMILIES)
 def test_fresh_weights_are_those_of_a_model_of_one_image(family: str, scenes: SampleScenes) -> None:
     from vlp_models.models import build_model
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
+from paper_families import PAPER_FAMILIES
 
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.plugins import import_target
 from vlp_models.errors import ParamsError
-from vlp_models.models import FAMILIES
 from vlp_models.models.meta_model import meta_model
 from vlp_models.params import ModelParams, OptimizerParams, Params, build, load_params, parse_params, schema, to_plain
 from vlp_models.params.schema import PARAMS_SECTIONS, Share
@@ -84,7 +84,7 @@ def test_values_out_of_range_are_rejected_with_their_key(tmp_path: Path, key: st
         load_params(edited(tmp_path, {key: value}))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAPER_FAMILIES)
 @pytest.mark.parametrize(
     "wrong", [{"heads": 0}, {"hidden": 0}, {"dropout": 1.5}, {"attention_dropout": -0.1}, {"intermediate": 0}]
 )

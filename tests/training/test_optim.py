@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paper_families import PAPER_FAMILIES
 from soho_toys import batch_of, losses
 from soho_toys import build as build_soho
 from token_toys import WEIGHTS, Tokens
@@ -17,7 +18,7 @@ from torch import nn
 from toy_dataset import CLASSES, FEATURE_DIM, Keeping, Toy, check_resume
 
 from vlp_models.errors import ParamsError
-from vlp_models.models import FAMILIES, DataFacts, build_model
+from vlp_models.models import DataFacts, build_model
 from vlp_models.models.layers.attention import MultiHeadAttention
 from vlp_models.models.layers.blocks import FeedForward, TransformerBlock
 from vlp_models.models.xgpt.layers import AttentionOnAttention
@@ -102,7 +103,7 @@ def test_muon_updates_block_matrices_and_adamw_the_rest() -> None:
     assert by_muon == {n for n, p in module.named_parameters() if n.startswith("block.") and p.ndim == 2}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAPER_FAMILIES)
 def test_muon_finds_the_blocks_of_every_family(family: str) -> None:
     with torch.device("meta"):
         model = build_model(family, {}, DataFacts(vocab_size=20, mask_id=4, feature_dim=8, num_classes=3))

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from cloned_project import copy_project, run, run_in_process
+from paper_families import PAPER_FAMILIES
 
 from vlp_models.common.plugins import import_target, use_plugins
 from vlp_models.contrib.plugin_kit.conformance.formats import try_format
 from vlp_models.contrib.plugin_kit.conformance.scenes import SampleScenes, write_sample_scenes
 from vlp_models.contrib.plugin_kit.conformance.tasks import try_task
 from vlp_models.contrib.plugin_kit.conformance.trial import build_trial, generator, make_task, small_config
-from vlp_models.models import FAMILIES
 from vlp_models.params import GeneratorParams, SourceParams
 from vlp_models.synthetic.scenes.dataset import write
 from vlp_models.synthetic.scenes.scene import SHAPES, Scene, SceneObject, is_at, sample_scene
@@ -45,7 +45,7 @@ def scenes(project: Path) -> SampleScenes:
     return write_sample_scenes(project / "scenes")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PAPER_FAMILIES)
 def test_vlp_try_passes_on_every_family(family: str, scenes: SampleScenes) -> None:
     results = list(try_task("referring", scenes, family))
     assert {result.check: result.problem for result in results if result.problem} == {}
