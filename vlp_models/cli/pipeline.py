@@ -185,9 +185,6 @@ def use(
         preset_file = find_preset(preset) if preset else None
         # Nothing is written before the merged params and the plan have been checked.
         merged = merge_overlay(file, preset_file, assign or [])
-        # A dataset of the Hub without a commit gets the current one, so that later runs read the same data.
-        if pins := _pin_roots(merged.params):
-            merged = merge_overlay(file, preset_file, [*(assign or []), *pins])
         planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
         # Together: params.yaml and dvc.yaml must not contradict each other.
         write_together({file: merged.text, **planned})
@@ -201,26 +198,6 @@ def use(
         # Only what this change has caused.
         if sentence not in notes_before:
             print(sentence, file=sys.stderr)
-
-
-def _pin_roots(params: Params) -> list[str]:
-    """Return the assignments that add the commit to the datasets on the Hub that are named without one."""
-    from vlp_models.data.formats import FORMATS
-
-    assignments = []
-    for name, source in params.data.items():
-        if not source.is_remote or source.format not in FORMATS:
-            continue
-        # Only a reader that downloads datasets pins them.
-        pin_root = getattr(import_target(FORMATS[source.format]), "pin_root", None)
-        if pin_root and (root := pin_root(name, source.root)) != source.root:
-            assignments.append(f"data.{name}.root={root}")
-            print(
-                f"data.{name}.root: {source.root} may move, so params.yaml gets its commit of now; "
-                f"`vlp use --set data.{name}.root={source.root}` takes a later one",
-                file=sys.stderr,
-            )
-    return assignments
 
 
 def plan() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import write_together
+from vlp_models.common.packages import HUB
+from vlp_models.common.plugins import import_target
 from vlp_models.common.redaction import redacted
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, parse_params, to_plain
@@ -129,7 +132,40 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     except ParamsError as error:
         hint = _explain_missing_entries(original, assignments) or (_explain_order(preset) if preset else "")
         raise ParamsError(f"{error}{hint}") from None
+    # What the Hub has under a name without a commit may change: later runs are to read the same data and models.
+    if pins := pin_commits(params):
+        return merge_overlay(params_file, preset, [*assignments, *pins])
     return Overlay(text, raw, params, changes, facts=check_params(params))
+
+
+def pin_commits(params: Params) -> list[str]:
+    """Return the assignments that add the commit to what params.yaml names on the Hub without one."""
+    from vlp_models.data.bert_folder import hub_function
+    from vlp_models.data.formats import FORMATS
+
+    sources = {f"models.{name}.init": model.init for name, model in params.models.items()}
+    sources["tokenizer.vocab"] = params.tokenizer.vocab
+    pinned = {
+        key: hub_function("pin", f"{key}: {source}")(source, key)
+        for key, source in sources.items()
+        if source.startswith(HUB)
+    }
+    for name, source in params.data.items():
+        # Only a reader that downloads datasets pins them.
+        reader = import_target(FORMATS[source.format]) if source.is_remote and source.format in FORMATS else None
+        if pin_root := getattr(reader, "pin_root", None):
+            key = f"data.{name}.root"
+            sources[key], pinned[key] = source.root, pin_root(name, source.root)
+    assignments = []
+    for key, source_now in pinned.items():
+        if source_now != sources[key]:
+            assignments.append(f"{key}={source_now}")
+            print(
+                f"{key}: {sources[key]} may move, so params.yaml gets its commit of now; "
+                f"`vlp use --set {key}={sources[key]}` takes a later one",
+                file=sys.stderr,
+            )
+    return assignments
 
 
 def _explain_missing_entries(original: str, assignments: list[str]) -> str:

@@ -2,6 +2,7 @@
 
     a/path.safetensors        a file, relative to the project's root
     package:NAME              the files of an installed package: a vocabulary, or its one weights file
+    hf://OWNER/NAME@COMMIT    the folder of a model on the Hugging Face Hub (contrib/hub_models)
     timm, timm:NAME           timm's own weights of a model: downloaded once where there is a network
     torchvision               torchvision's own weights of a detector, likewise
 
@@ -29,6 +30,8 @@ from vlp_models.common.io import hash_file, read_json_or_none, to_json
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError
 
 PREFIX = "package:"
+HUB = "hf://"  # OWNER/NAME@COMMIT: a model of the Hub, whose name determines its files
+NOTHING = "data/plan/nothing.json"  # stands for a dependency that is no file of the project
 FOLDER = "packages"
 OWN = "vlp-flows"  # this package
 OWN_RECORD = f"{FOLDER}/{OWN}.json"
@@ -44,6 +47,8 @@ _CODE = (".py", ".pyc", ".pyi")
 
 def dependency(source: str) -> str:
     """Return the path that DVC tracks for `source`: packages/NAME.json for a package, else the path itself."""
+    if source.startswith(HUB):
+        return NOTHING
     return f"{FOLDER}/{source.removeprefix(PREFIX)}.json" if source.startswith(PREFIX) else source
 
 

@@ -53,7 +53,13 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "forgetting": {"withdrawn": {"read": "vlp_models.contrib.forgetting.withdrawn:read_withdrawn"}},
     "fsdp": {"strategies": {"fsdp": "vlp_models.contrib.fsdp.strategy:make_strategy"}},
     "hub_datasets": {"formats": {"hf": "vlp_models.contrib.hub_datasets.reader:read"}},
-    "hub_models": {},
+    "hub_models": {
+        "hub_folders": {
+            "find": "vlp_models.contrib.hub_models.folder:find_folder",
+            "pin": "vlp_models.contrib.hub_models.folder:pin",
+        },
+        "families": {"dual_encoder": "vlp_models.contrib.hub_models.dual_encoder:DualEncoder"},
+    },
     "imported_features": {
         "region_sources": {
             "tsv": "vlp_models.contrib.imported_features.tsv:open_tsv",

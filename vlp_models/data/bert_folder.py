@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.packages import PREFIX, check_recorded, package_files
+from vlp_models.common.packages import HUB, PREFIX, check_recorded, package_files
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.data.tokenizer import CONTINUATION, UNK, Tokenizer, read_pretrained, read_settings, read_vocabulary
-from vlp_models.errors import CheckpointError, DataError
+from vlp_models.errors import CheckpointError, DataError, MissingToolError
 
+# find, pin -> module:function, for models of the Hub (contrib/hub_models)
+HUB_FOLDERS = Table("hub_folders", {})
 CONFIG, VOCABULARY, TOKENIZER, SETTINGS = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # Required values in tokenizer.json for our tokenizer to split texts the same way.
@@ -32,13 +35,16 @@ def find_folder(source: str, root: Path, where: str) -> Path:
     """Return the folder.
 
     Args:
-        source: its path relative to `root`, or `package:NAME`.
+        source: its path relative to `root`, `package:NAME` or `hf://OWNER/NAME@COMMIT`.
         where: its key in params.yaml, for messages.
 
     Raises:
         MissingToolError: the package is not installed.
         DataError: no such folder; the package is not the version that DVC recorded, or contains no BERT.
     """
+    if source.startswith(HUB):
+        hub_folder: Path = hub_function("find", f"{where}: {source}")(source, root, where)
+        return hub_folder
     if not source.startswith(PREFIX):
         folder = root / source
         if not folder.is_dir():
@@ -57,6 +63,17 @@ def find_folder(source: str, root: Path, where: str) -> Path:
         many = "more than one BERT" if berts else "no BERT (config.json next to its weights)"
         raise DataError(f"`{where}: {source}`: the package contains {many}; give a folder instead")
     return berts[0]
+
+
+def hub_function(name: str, label: str) -> Any:
+    """Return a function of `HUB_FOLDERS`.
+
+    Raises:
+        MissingToolError: its folder of contrib is not installed.
+    """
+    if name not in HUB_FOLDERS:
+        raise MissingToolError(f"params.yaml: `{label}` needs vlp_models/contrib/hub_models, which is not installed")
+    return import_target(HUB_FOLDERS[name])
 
 
 def weights_file(folder: Path) -> Path:

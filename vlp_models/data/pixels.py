@@ -44,6 +44,7 @@ class PixelInput:
     resize           squash: resize both sides. crop: resize the shorter side, then crop the center.
                      pad: fit the longer side and mask the rest
     longer, shorter  with `pad`: largest number of pixels of the longer and the shorter side; 0: no limit
+    rounding         of sizes and offsets with `crop`: nearest; down, as in CLIP's processor; size_down, as torchvision
     interpolation    of the resizing
     mean, std        per channel, for values from 0 to 1
     augment          in training, as a function of (seed, epoch, sample): any of `Augmentation`. `flip` is off by
@@ -58,6 +59,7 @@ class PixelInput:
     resize: Literal["squash", "crop", "pad"] = "squash"
     longer: int = 0
     shorter: int = 0
+    rounding: Literal["nearest", "down", "size_down"] = "nearest"
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
@@ -237,6 +239,15 @@ def _resizing(
     """Return the width and height to resize an image to, and the left and top of the center crop (0, 0 without)."""
     if resize == "squash":
         return (config.width, config.height), (0, 0)
+    if resize == "crop" and config.rounding != "nearest":
+        # The side that fills the target exactly, and the other one in whole pixels, without an error of floats.
+        target, side = max(
+            (config.width, image.width), (config.height, image.height), key=lambda pair: pair[0] / pair[1]
+        )
+        size = image.width * target // side, image.height * target // side
+        margins = size[0] - config.width, size[1] - config.height
+        left, top = (m // 2 if config.rounding == "down" else round(m / 2) for m in margins)
+        return size, (left, top)
     factors = [config.width / image.width, config.height / image.height]
     if resize == "crop":
         # the smallest size of the same aspect ratio that covers the target

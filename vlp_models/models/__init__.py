@@ -82,12 +82,15 @@ def family_class(family: str) -> Any:
     return import_target(FAMILIES[family])
 
 
-def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config") -> nn.Module:
+def build_model(
+    family: str, config: Mapping[str, Any], facts: DataFacts, where: str = "config", init: str = ""
+) -> nn.Module:
     """Build a freshly initialized model; its weights depend on torch's global seed only.
 
     Args:
         config: `models.<name>.config` of params.yaml, or `model_config` of a checkpoint.
         where: the config's place, for messages.
+        init: `models.<name>.init`, from which some families read their architecture (`StartsFromFolder`).
 
     Raises:
         ParamsError: an unknown family or key, a value out of range, or a config for other data.
@@ -95,6 +98,8 @@ def build_model(family: str, config: Mapping[str, Any], facts: DataFacts, where:
     from vlp_models.vision.batch_norm import fix_batch_norm_gradients
 
     model_class = family_class(family)
+    if init and hasattr(model_class, "read_architecture"):
+        config = {**model_class.read_architecture(init, where), **config}
     facts_of_family = facts.for_config(model_class.config_class)
     if "mask_id" in facts_of_family and facts.mask_id is None:
         raise ParamsError(

@@ -31,7 +31,7 @@ def meta_model(model: ModelParams, where: str = "config") -> nn.Module:
         ParamsError: its family refuses the config.
     """
     # JSON, because the key of a cache must be hashable.
-    return _build(model.family, json.dumps(model.config, sort_keys=True), where)
+    return _build(model.family, json.dumps(model.config, sort_keys=True), where, model.init)
 
 
 def model_inputs(models: Mapping[str, ModelParams]) -> list[ModelInputs]:
@@ -60,9 +60,9 @@ def without_weights() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=64)
-def _build(family: str, config: str, where: str) -> nn.Module:
+def _build(family: str, config: str, where: str, init: str) -> nn.Module:
     with without_weights():
-        return build_model(family, json.loads(config), META_FACTS, where=where)
+        return build_model(family, json.loads(config), META_FACTS, where=where, init=init)
 
 
 class _SkipInitialization(TorchFunctionMode):

@@ -9,6 +9,7 @@
 | FusesDecoder        | VQA with a second classifier, on the decoder's feature    |
 | Embeds              | retrieval by one matrix product                           |
 | Contrasts           | contrastive fine-tuning with the model's own temperature  |
+| ContrastsBySigmoid  | fine-tuning by the sigmoid loss                           |
 | ScoresPairs         | retrieval without a dual encoder                          |
 | Generates           | captioning                                                |
 | GeneratesByMasks    | captioning that trains on a few masked words              |
@@ -18,6 +19,7 @@
 | PredictsMaskedWords | two-pass scheduled sampling                               |
 | GroupsParameters    | learning rates, freezing and optimizers by part           |
 | LoadsPartially      | starting from a checkpoint with another config            |
+| StartsFromFolder    | starting from another program's model (`init`)            |
 | EncodesCells        | vision warm-up                                            |
 
 Every model also has `inputs` (`ModelInputs`, data/inputs.py).
@@ -32,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -121,6 +124,13 @@ class Embeds(Protocol):
 @runtime_checkable
 class Contrasts(Embeds, Protocol):
     def contrast_scale(self) -> Tensor: ...  # a scalar: the factor of similarities in a softmax
+
+
+@runtime_checkable
+class ContrastsBySigmoid(Contrasts, Protocol):
+    prefers_sigmoid: bool  # whether it was trained by the sigmoid loss
+
+    def contrast_bias(self) -> Tensor: ...  # a scalar: what the sigmoid adds to scaled similarities
 
 
 @runtime_checkable
@@ -280,6 +290,16 @@ class LoadsPartially(Protocol):
     """
 
     partial_load: ClassVar[PartialLoad]
+
+
+@runtime_checkable
+class StartsFromFolder(Protocol):
+    """Starts from the model that `init` names: a folder, package:NAME, or hf://OWNER/NAME@COMMIT."""
+
+    @classmethod
+    def read_architecture(cls, source: str, where: str) -> dict[str, Any]: ...  # the config's keys that follow from it
+
+    def load_folder(self, source: str, root: Path, where: str) -> dict[str, Any]: ...  # returns its provenance
 
 
 @runtime_checkable

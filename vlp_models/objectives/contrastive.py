@@ -1,4 +1,4 @@
-"""Image-text contrastive loss (ITC): which image in the batch a text describes, and which text describes an image.
+"""Image-text contrastive losses (ITC): which image in the batch a text describes, and which text describes an image.
 
 A. Radford et al.: "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure 3; VLMo,
 section 3.3; InfoNCE (van den Oord et al. 2018, equation 4) in both directions, averaged. Two pairs of the same image
@@ -62,16 +62,10 @@ def image_text_contrast(
     if other_pairs is not None:
         texts_BE, images_BE = torch.cat([texts_BE, other_pairs.texts_KE]), torch.cat([images_BE, other_pairs.images_KE])
         image_ids = (*image_ids, *other_pairs.image_ids)
-    numbers_G, local = number_over_ranks(image_ids)
-    if not len(numbers_G):
+    pair_B, twin_BG = _find_pairs(image_ids, texts_BE.device)
+    if not twin_BG.shape[1]:
         return zero_loss(texts_BE + images_BE, name)
-    numbers_G = numbers_G.to(texts_BE.device)
-    # (B,): the column of each row's own partner among the G candidates, which is its target.
-    pair_B = torch.arange(local.start, local.stop, device=texts_BE.device)
-    # [B, G]: pairs of the same image. A pair itself is the target, so only its twins are masked out.
-    twin_BG = numbers_G[pair_B][:, None] == numbers_G[None, :]
-    has_negative_B = ~twin_BG.all(1)
-    twin_BG = twin_BG.scatter(1, pair_B[:, None], False)
+    has_negative_B = _have_negative(pair_B, twin_BG)
 
     # A row's gradient to the temperature counts only in the row's own micro-batch.
     scale_B1 = torch.cat([scale.expand(local_count), scale.detach().expand(len(pair_B) - local_count)])[:, None]
@@ -89,3 +83,43 @@ def image_text_contrast(
     )
     # The rows of other micro-batches add a gradient but no value: their loss is counted in their own micro-batch.
     return Loss(sum=loss.sum + (rest - rest.detach()), count=loss.count, parts=loss.parts)
+
+
+def image_text_sigmoid(
+    texts_BE: Tensor, images_BE: Tensor, image_ids: Sequence[str], scale: Tensor, bias: Tensor, *, name: str = "itc"
+) -> Loss:
+    """Return the sigmoid loss of unit vectors: each text with each image is a pair or not.
+
+    X. Zhai et al.: "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, equation 1. The image of another
+    pair counts as neither if it is the same image.
+    """
+    pair_B, twin_BG = _find_pairs(image_ids, texts_BE.device)
+    if not twin_BG.shape[1]:
+        return zero_loss(texts_BE + images_BE, name)
+    # [B, G]: this process's texts with the images of all, so each combination is counted once over all processes.
+    logits_BG = scale * similarities(texts_BE, gather_rows(images_BE)) + bias
+    is_pair_BG = torch.zeros_like(twin_BG).scatter(1, pair_B[:, None], True)
+    loss_B = F.softplus(torch.where(is_pair_BG, -logits_BG, logits_BG)).masked_fill(twin_BG, 0.0).sum(1)
+    has_negative_B = _have_negative(pair_B, twin_BG)
+    correct_B = (logits_BG.masked_fill(twin_BG, float("-inf")).argmax(1) == pair_B) & has_negative_B
+    count, total = has_negative_B.sum(), loss_B[has_negative_B].sum()
+    return Loss.of(total, count, **{name: total, f"{name}_accuracy": correct_B.sum()})
+
+
+def _find_pairs(image_ids: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return of this process's pairs int64 [B], their numbers among those of all, and bool [B, G], their twins there.
+
+    A twin is another pair of the same image.
+    """
+    numbers_G, local = number_over_ranks(image_ids)
+    numbers_G = numbers_G.to(device)
+    # (B,): the column of each row's own partner among the G candidates, which is its target.
+    pair_B = torch.arange(local.start, local.stop, device=device)
+    # [B, G]: pairs of the same image. A pair itself is the target, so only its twins are masked out.
+    twin_BG = numbers_G[pair_B][:, None] == numbers_G[None, :]
+    return pair_B, twin_BG.scatter(1, pair_B[:, None], False) if len(numbers_G) else twin_BG
+
+
+def _have_negative(pair_B: Tensor, twin_BG: Tensor) -> Tensor:
+    """Return bool [B]: whether there is a pair of another image."""
+    return ~twin_BG.scatter(1, pair_B[:, None], True).all(1)

@@ -162,7 +162,7 @@ class FeaturesParams:
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
-    vocab: str  # of `source: vocab`: a BERT vocab.txt, a folder with a tokenizer.json (any model's), or package:NAME
+    vocab: str  # of `source: vocab`: a BERT vocab.txt, a folder with a tokenizer.json (any model's), package:NAME, or hf://OWNER/NAME
     vocab_size: Annotated[int, Field(ge=16)]  # maximum; 16 leaves room besides the special tokens
     min_frequency: PositiveInt
     lowercase: bool

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from vlp_models.common.packages import is_source
+from vlp_models.common.packages import HUB, PREFIX, is_source
 from vlp_models.params.schema import (
     Extensible,
     NonNegativeFloat,
@@ -63,7 +63,8 @@ class ModelParams:
 
     family         one of `vlp_models.models.FAMILIES`
     config         checked against the family's config dataclass
-    init           a checkpoint made by `vlp import-checkpoint`
+    init           a checkpoint made by `vlp import-checkpoint`; of a family that reads the models of others, such as
+                   dual_encoder, such a model: a folder, package:NAME, or hf://OWNER/NAME@COMMIT
     image_init     timm weights for the image side of a model that reads pixels: a file, package:NAME or timm:NAME
     text_init      weights of a BERT for the text side: a Hugging Face folder, or package:NAME; applied after `init`
     vision_warmup  trains the vision encoder on boxes first; not together with `init` or `image_init`
@@ -81,7 +82,7 @@ class ModelParams:
     def __post_init__(self) -> None:
         if self.init and self.image_init:
             raise ValueError("set `init` (a whole checkpoint) or `image_init` (weights of the image side), not both")
-        if is_source(self.init):
+        if is_source(self.init) and not self.init.startswith((HUB, PREFIX)):
             raise ValueError(
                 f"`init: {self.init}` must be a checkpoint made by `vlp import-checkpoint`; weights of the image side "
                 "(a file, package:NAME, timm:NAME) go to `image_init`"

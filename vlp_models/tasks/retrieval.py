@@ -41,8 +41,8 @@ from vlp_models.metrics.retrieval import (
 )
 from vlp_models.metrics.score import Score, not_computed
 from vlp_models.models.checkpoint_info import CheckpointInfo
-from vlp_models.models.protocols import Contrasts, Embeds, ScoresPairs
-from vlp_models.objectives.contrastive import image_text_contrast
+from vlp_models.models.protocols import Contrasts, ContrastsBySigmoid, Embeds, ScoresPairs
+from vlp_models.objectives.contrastive import image_text_contrast, image_text_sigmoid
 from vlp_models.objectives.distributed import number_over_ranks
 from vlp_models.objectives.loss import Loss, cross_entropy, first_trainable, zero_loss
 from vlp_models.objectives.matching import match_in_batch
@@ -58,7 +58,8 @@ IMAGE, TEXTS, ENCODED = "image_D", "texts_ND", "encoded"  # intermediate fields 
 class RetrievalOptions(TaskOptions):
     """
     scorer     embeddings, or pairs (each fused). auto: embeddings, if the model has them
-    loss       loss on embeddings: margin or contrastive. auto: contrastive, if the model has its own temperature
+    loss       loss on embeddings: margin, contrastive (a softmax), or sigmoid, for a model with its own bias. auto: the
+               model's own, else contrastive, if it has its own temperature, else margin
     temperature  with `loss: contrastive`, for a model without its own: the divisor of similarities, such as 0.05
     negatives  with a margin: `all` that violate it (TDEN's Multibatch), or each pair's `hardest` (its code)
     margin     with a margin: its size
@@ -69,7 +70,7 @@ class RetrievalOptions(TaskOptions):
     """
 
     scorer: Literal["auto", "embeddings", "pairs"] = "auto"
-    loss: Literal["auto", "margin", "contrastive"] = "auto"
+    loss: Literal["auto", "margin", "contrastive", "sigmoid"] = "auto"
     temperature: float | None = None
     negatives: Literal["all", "hardest"] = "all"
     margin: float = 0.2
@@ -120,6 +121,8 @@ class Retrieval(TaskModel):
         self.by_pairs = self.can_share_images(model, options)
         self.by_embeddings = not self.by_pairs or options.shortlist > 0
         contrasts = implements(model, Contrasts)
+        own_sigmoid = options.loss == "auto" and getattr(model, "prefers_sigmoid", False)
+        self.by_sigmoid = options.loss == "sigmoid" or own_sigmoid
         self.by_contrast = options.loss == "contrastive" or (options.loss == "auto" and contrasts)
         if self.by_pairs and not implements(model, ScoresPairs):
             raise ParamsError(f"params.yaml: `options.scorer: pairs`: the model `{info.name}` cannot score pairs")
@@ -131,7 +134,7 @@ class Retrieval(TaskModel):
         for name, is_set in (
             ("same_image_negatives", options.same_image_negatives),
             ("temperature", options.temperature is not None),
-            ("loss: contrastive", options.loss == "contrastive"),
+            (f"loss: {options.loss}", options.loss in ("contrastive", "sigmoid")),
         ):
             if self.by_pairs and is_set:
                 raise ParamsError(f"params.yaml: `options.{name}` needs `options.scorer: embeddings`; it is pairs")
@@ -139,6 +142,10 @@ class Retrieval(TaskModel):
             raise ParamsError(
                 f"params.yaml: `options.loss: contrastive`: the model `{info.name}` has no temperature of its own; set "
                 "one, such as `options.temperature: 0.05`"
+            )
+        if options.loss == "sigmoid" and not implements(model, ContrastsBySigmoid):
+            raise ParamsError(
+                f"params.yaml: `options.loss: sigmoid`: the model `{info.name}` has no bias of its own; set contrastive"
             )
         if options.temperature is not None and (contrasts or not self.by_contrast):
             why = "which has its own" if contrasts else "which trains with a margin; set `options.loss: contrastive`"
@@ -165,7 +172,7 @@ class Retrieval(TaskModel):
         Zero for a batch of one image, which has no negative; batch normalization in the poolers could not take a batch
         of one either.
         """
-        name = "match" if self.by_pairs else "itc" if self.by_contrast else "ism"
+        name = "match" if self.by_pairs else "itc" if self.by_contrast or self.by_sigmoid else "ism"
         image_ids = batch.image_ids
         if cast(RetrievalOptions, self.options).same_image_negatives:
             # The number keeps ids distinct if the same sample is twice in a batch.
@@ -178,6 +185,10 @@ class Retrieval(TaskModel):
         model, options = cast(Embeds, self.model), cast(RetrievalOptions, self.options)
         # Row i of each belongs together; the batch's other rows, of all processes, are the negatives.
         texts_BD, images_BD = model.embed_text(batch.text), model.embed_image(batch.image)
+        if self.by_sigmoid:
+            sigmoid_model = cast(ContrastsBySigmoid, model)
+            scale = sigmoid_model.contrast_scale()
+            return image_text_sigmoid(texts_BD, images_BD, image_ids, scale, sigmoid_model.contrast_bias())
         if self.by_contrast:
             if options.temperature is None:
                 scale = cast(Contrasts, model).contrast_scale()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.packages import PREFIX, dependency, library_of, weights_dependency
+from vlp_models.common.packages import HUB, PREFIX, dependency, library_of, weights_dependency
 from vlp_models.common.plugins import active_plugins, import_target
 from vlp_models.errors import DataError, ParamsError, explain_system_error, is_accessible
 from vlp_models.params import DatasetParams, Params
@@ -179,7 +179,7 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
         ]
     for file, key in named_sources(params, regions=regions):
         path = weights_dependency(file)
-        if path and not file.startswith(PREFIX) and not (root / path).exists():
+        if path and not file.startswith((HUB, PREFIX)) and not (root / path).exists():
             way_out = "the path is relative to the project root"
             if key.endswith(".init"):
                 way_out = f"create it with `vlp import-checkpoint ... --name {Path(file).name}`"

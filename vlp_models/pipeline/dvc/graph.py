@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
-from vlp_models.common.packages import dependency, weights_dependency
+from vlp_models.common.packages import NOTHING, dependency, weights_dependency
 from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.source_hash import plugin_record
@@ -29,7 +29,6 @@ CODE = "data/plan/code"
 SETTINGS = "data/plan/evaluate"  # per task: what its evaluation depends on of params.yaml's `evaluate`
 READS = "data/plan/reads.json"  # which image inputs the models read
 BOXES = "data/validated/boxed.parquet"
-NOTHING = "data/plan/nothing.json"  # stands for an optional dependency that an entry does not have
 
 INSTRUCTIONS = "trainer.reproducible"  # with which instructions a CPU computes
 

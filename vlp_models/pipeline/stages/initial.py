@@ -39,6 +39,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.common.portable import use_portable_kernels
     from vlp_models.models import build_model
     from vlp_models.models.checkpoint import UNLIMITED, part_of, read_config, read_weights, write_checkpoint
+    from vlp_models.models.protocols import StartsFromFolder
     from vlp_models.pipeline.prepared_data import PreparedData, load_start
 
     if key not in params.models:
@@ -48,7 +49,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with record_timing(workspace, f"initial@{key}"):
         data = PreparedData.load(workspace)
         torch.manual_seed(p.seed)  # of all weights that stay random
-        model = build_model(p.family, p.config, data.facts, where=f"{where}.config")
+        model = build_model(p.family, p.config, data.facts, where=f"{where}.config", init=p.init)
         # Parts of the weights from elsewhere; each loader returns what config.json records of it.
         provenance: dict[str, Any] = {}
         lengths = UNLIMITED  # what the data allowed; an imported checkpoint has its own
@@ -56,6 +57,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             from vlp_models.pipeline.initial_weights import load_image_init
 
             provenance["image_init"] = load_image_init(model, p, data, workspace.root, f"{where}.image_init")
+        elif p.init and isinstance(model, StartsFromFolder):
+            provenance["init"] = model.load_folder(p.init, workspace.root, f"{where}.init")
         elif p.init:
             source = workspace.root / p.init
             start = read_config(source)

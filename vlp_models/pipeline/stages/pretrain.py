@@ -58,7 +58,8 @@ def _build(job: TrainingJob) -> Training:
     if job.params.model_at(job.start_name) == p.model:
         model = build_from_config(job.start_info, job.data.tokenizer, job.start)
     else:  # another config of the same family: load what fits
-        model = build_model(entry.family, entry.config, job.data.facts, where=f"models.{p.model}.config")
+        config_at = f"models.{p.model}.config"
+        model = build_model(entry.family, entry.config, job.data.facts, where=config_at, init=entry.init)
     weights = read_weights(job.start)
     load_start(model, job.start_info, part_of(weights, "model"), job.start)
     # Objectives that are not the family's own have heads; they continue from the start, too.

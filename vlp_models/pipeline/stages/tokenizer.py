@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from vlp_models.common.io import output_directory, scratch_directory, write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.packages import PREFIX
+from vlp_models.common.packages import HUB, PREFIX
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
@@ -174,7 +174,7 @@ def make_tokenizer(p: TokenizerParams, texts: MappedValues, workspace: Workspace
 
 
 def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> Tokenizer:
-    if p.special_tokens and not (workspace.root / p.vocab).is_dir() and not p.vocab.startswith(PREFIX):
+    if p.special_tokens and not (workspace.root / p.vocab).is_dir() and not p.vocab.startswith((PREFIX, HUB)):
         raise ParamsError(
             "params.yaml: `tokenizer.special_tokens` names tokens of a pretrained tokenizer.json; those of a vocab.txt "
             "are fixed, so remove it"
@@ -185,7 +185,7 @@ def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> To
             f"with a tokenizer.json or a BERT's files, or {PREFIX}NAME of an installed package"
         )
     # one of three kinds of vocabulary: vocab.txt, or a folder or package with a tokenizer
-    if not p.vocab.startswith(PREFIX) and not (workspace.root / p.vocab).is_dir():
+    if not p.vocab.startswith((PREFIX, HUB)) and not (workspace.root / p.vocab).is_dir():
         return Tokenizer.from_vocab(workspace.root / p.vocab, p.lowercase, accents)
     folder = find_folder(p.vocab, workspace.root, "tokenizer.vocab")
     tokenizer = read_tokenizer(folder, lowercase=p.lowercase, special_tokens=p.special_tokens)
