@@ -56,7 +56,8 @@ class NeighborCaptioner:
         self._image_ids = train.image_ids()
         # (N, F): the mean of each image's regions, with unit length.
         self._features_NF = mean_region_features(train, range(len(train)))
-        self._consensus = ConsensusCaptions(train.references())
+        self._references = train.references()
+        self._consensus = ConsensusCaptions(self._references)
 
     def caption(self, images: Sequence[Any]) -> list[str]:
         """Return one caption per image, as the baseline chooses it.
@@ -67,17 +68,21 @@ class NeighborCaptioner:
         Raises:
             DataError: an image cannot be opened.
         """
-        captions = []
-        for image in images:
-            (regions,) = self._extractor.extract([open_image(image)])
-            # (R, F) -> (1, F); without regions the mean is 0, whose similarity to every photo is 0.
-            mean_1F = np.zeros((1, self._features_NF.shape[1]), np.float32)
-            if len(regions):
-                mean_1F[0] = np.asarray(regions.features).astype(np.float32).mean(0)
-            # (N, F) @ (F,) -> (N,): cosine similarities, because the rows have unit length.
-            similarity_N = self._features_NF @ normalize_rows(mean_1F)[0]
-            # Of the nearest photos' captions, the one that agrees best with the others.
-            # Stable, so equal photos keep the order of the shards, on every machine.
-            nearest = np.argsort(-similarity_N, kind="stable")[:NEIGHBORS]
-            captions.append(self._consensus.choose([self._image_ids[n] for n in nearest]))
-        return captions
+        # Of the nearest photos' captions, the one that agrees best with the others.
+        return [self._consensus.choose(self._nearest(image)) for image in images]
+
+    def similar(self, image: Any, count: int) -> list[tuple[str, str]]:
+        """Return the ids of the most similar training photos, each with its first caption; errors as in `caption`."""
+        return [(image_id, self._references[image_id][0]) for image_id in self._nearest(image)[:count]]
+
+    def _nearest(self, image: Any) -> list[str]:
+        """Return the ids of the nearest training photos, most similar first."""
+        (regions,) = self._extractor.extract([open_image(image)])
+        # (R, F) -> (1, F); without regions the mean is 0, whose similarity to every photo is 0.
+        mean_1F = np.zeros((1, self._features_NF.shape[1]), np.float32)
+        if len(regions):
+            mean_1F[0] = np.asarray(regions.features).astype(np.float32).mean(0)
+        # (N, F) @ (F,) -> (N,): cosine similarities, because the rows have unit length.
+        similarity_N = self._features_NF @ normalize_rows(mean_1F)[0]
+        # Stable, so equal photos keep the order of the shards, on every machine.
+        return [self._image_ids[n] for n in np.argsort(-similarity_N, kind="stable")[:NEIGHBORS]]

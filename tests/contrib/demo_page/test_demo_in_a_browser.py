@@ -128,6 +128,7 @@ def test_page_in_a_browser(
         tab.set_input_files("#photo input[type=file]", str(photo))
         tab.wait_for_function(f"text => {CAPTION}?.value == text", arg=expected.caption)
         assert tab.locator("#caption textarea, #caption input").input_value() == expected.caption
+        tab.get_by_text("Other captions").click()
         assert tab.locator("#greedy textarea, #greedy input").input_value() == expected.greedy
         assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()
         assert tab.locator("#note textarea, #note input").input_value() == expected.overlay.note

@@ -135,16 +135,19 @@ def test_the_page_shows_the_caption_of_similar_photos_and_states_it(
 ) -> None:
     challenge(13.0)
     page = make_page(params, here)
+    training_captions = set(read_table("captions", here.validated).column("text").to_pylist())
     assert page.captioner is None and page.title == "Caption a photo and search photos by text"
     assert page.missing["captioning"] == page.version_title("captioning") == NOTE and NOTE in page.about("captioning")
     for path, text in expected.items():
         result = page.caption(path)
         assert (result.caption, result.beam, result.greedy, result.problem) == (text, "", "", "")
-        assert result.overlay is not None and result.overlay.note.startswith("No boxes: ")
+        assert result.overlay is not None and result.overlay.note == ""
+        ((picture, training_caption),) = result.photos
+        assert max(picture.size) <= 320 and training_caption in training_captions
     assert "not an image" in page.caption(str(here.root / "params.yaml")).problem
-    assert page.describe_search() == ("Of similar training photos", "")
+    assert page.caption_labels() == ("A caption of similar photos", "")
     if importlib.util.find_spec("gradio") is not None:
-        assert {"caption", "about-captioning"} <= _controls(page)
+        assert {"caption", "similar", "about-captioning"} <= _controls(page)
 
     challenge(16.0)
     assert "`vlp promote captioning`" in make_page(params, here).missing["captioning"]

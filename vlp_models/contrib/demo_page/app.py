@@ -33,7 +33,7 @@ STYLE = """
 #examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
 #examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
 #examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
-#found .caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
+.caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
 #found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
 @media (max-width: 640px) {
   .gradio-container > main, .gradio-container {padding: 8px !important}
@@ -56,7 +56,7 @@ def build(page: Page) -> gradio.Blocks:
     one_at_a_time = {"concurrency_limit": 1, "concurrency_id": "models", "api_visibility": "private"}
     # Files older than an hour are deleted, and the check runs every hour: two hours at most.
     with gr.Blocks(title=page.title, analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE)) as blocks:
-        gr.Markdown(f"# {page.title}\nThe results are a model's guesses.")
+        gr.Markdown(f"# {page.title}\n{page.subtitle}")
         if page.warning:
             gr.Markdown(f"**{page.warning}**", elem_id="warning")
         if page.captions or page.answerer:
@@ -92,13 +92,26 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
             )
             captions: list[Any] = []
             if page.captions:
-                how, beam_label = page.describe_search()
-                info = f"{how}; {page.version_title('captioning')}"
-                captions = [
-                    _text(gr, opening.caption, "Caption", "caption", info=info),
-                    _text(gr, opening.beam, beam_label, "beam"),
-                    _text(gr, opening.greedy, "Caption, greedy decoding", "greedy"),
-                ]
+                label, beam_label = page.caption_labels()
+                captions = [_text(gr, opening.caption, label, "caption", info=page.version_title("captioning"))]
+                if page.captioner:
+                    with gr.Accordion("Other captions", open=False):
+                        captions += [
+                            _text(gr, opening.beam, beam_label, "beam"),
+                            _text(gr, opening.greedy, "Caption by the most likely next word", "greedy"),
+                        ]
+            if page.neighbors:
+                gr.Markdown("The most similar training photos:")
+                similar = gr.Gallery(
+                    list(opening.photos),
+                    show_label=False,  # a label would cover the first photo
+                    columns=3,
+                    height="auto",
+                    allow_preview=False,
+                    buttons=[],
+                    elem_id="similar",
+                    format="png",
+                )
             problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="problem")
             note = _text(gr, opening.overlay.note if opening.overlay else "", "The boxes on the photo", "note")
         with gr.Column(scale=1):
@@ -127,6 +140,7 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
                 gr.Markdown(f"From {page.version_title('vqa')}. {PERCENTAGES}", elem_id="answered-by")
     # A new photo clears the answer to a question about the old one.
     cleared = [answers] if page.answerer else []
+    galleries = [similar] if page.neighbors else []
 
     def describe(path: str | None) -> list[Any]:
         result = _describe(page, path)
@@ -135,9 +149,14 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
         texts = [result.caption, result.beam, result.greedy][: len(captions)]
         shown = [_show(gr, text) for text in (note, *texts)]
         # In the order of `fields`.
-        return [path, picture, *shown, *(_hide(gr) for _ in cleared), _show(gr, result.problem)]
+        return [
+            *(path, picture, *shown),
+            *(_hide(gr) for _ in cleared),
+            *(list(result.photos) for _ in galleries),
+            _show(gr, result.problem),
+        ]
 
-    fields = [current, picture, note, *captions, *cleared, problem]
+    fields = [current, picture, note, *captions, *cleared, *galleries, problem]
     # Not `change`: an example empties the upload, which must not empty the page.
     for event in (photo.upload, photo.clear):
         event(describe, photo, fields, **one_at_a_time)

@@ -72,7 +72,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
     """
     from vlp_models.cli.predict import describe_neighbors, open_neighbors
     from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
-    from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples
+    from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples, photo_finder
     from vlp_models.contrib.demo_page.version_card import make_version_card
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
@@ -92,6 +92,7 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                 if task == "captioning" and (baseline := choose_neighbors(params, workspace.root)):
                     try:
                         models["neighbors"] = open_neighbors(params, workspace)
+                        models["training_photo"] = photo_finder(workspace)
                         missing[task] = describe_neighbors(baseline, params)
                     except VLPError as error:
                         missing[task] = f"No champion yet, and no captions of similar training photos: {error}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 NO_PHOTO = "Upload a photo first."
 MAX_TEXT = 300  # characters; the model reads the first few dozen words
+SIMILAR = 6  # training photos that are shown next to a caption of theirs
+THUMBNAIL = 320  # pixels of a found photo's longer side
 TITLES = {"captioning": "Captions", "vqa": "Answers", "retrieval": "Search"}
 
 
@@ -53,7 +56,7 @@ class Result:
     caption  the caption the version returns
     beam     the best of the beam, if the caption is a consensus; else empty
     answers  the most likely ones, with their probabilities
-    photos   photos that were searched for with their scores, best first
+    photos   photos that were searched for with their scores, best first; or similar training photos with a caption
     problem  a sentence in place of the result, or next to it
     """
 
@@ -111,6 +114,7 @@ class Page:
     """The models of the page.
 
     neighbors captions photos in place of a captioner; `missing` has the reason
+    training_photo  returns the file of one of its photos, or None
     missing   task -> why it has no model, and what to do
     examples  files of photos to click
     lock      one prediction at a time
@@ -118,6 +122,7 @@ class Page:
 
     captioner: PhotoModel | None = None
     neighbors: NeighborCaptioner | None = None
+    training_photo: Callable[[str], Path | None] | None = None
     answerer: PhotoModel | None = None
     search: PhotoSearch | None = None
     search_card: VersionCard | None = None
@@ -151,6 +156,13 @@ class Page:
         return f"{text[:1].upper()}{text[1:]}"
 
     @property
+    def subtitle(self) -> str:
+        """Return whose the results are."""
+        if self.neighbors is None:
+            return "The results are a model's guesses."
+        return "No trained model is good enough to caption photos yet, so this page shows captions of similar photos."
+
+    @property
     def warning(self) -> str:
         """Return a caveat if a model was trained on synthetic scenes only; else nothing."""
         versions = [version for task in self.tasks if (version := self._version(task)) is not None]
@@ -169,6 +181,7 @@ class Page:
         """Caption an uploaded photo."""
         if not path or not self.captions:
             return Result(problem=self.missing.get("captioning", NO_PHOTO) if path else NO_PHOTO)
+        similar: list[tuple[str, str]] = []
         try:
             photo = open_photo(path)
             with self.lock:
@@ -177,14 +190,24 @@ class Page:
                 else:
                     assert self.neighbors is not None
                     prediction = {"caption": self.neighbors.caption([photo])[0]}
-                    note = "No boxes: the caption is one of other photos."
-                    overlay = Overlay(picture=scale_for_page(photo), note=note)
+                    similar = self.neighbors.similar(photo, SIMILAR)
+                    overlay = Overlay(picture=scale_for_page(photo), note="")
         except VLPError as error:
             return Result(problem=_as_sentence(error))
         # Only a consensus comes with `beam`; a caption of another photo has neither `beam` nor `greedy`.
         names = ("caption", "beam", "greedy")
         caption, beam, greedy = (prediction[name] or "(nothing)" if name in prediction else "" for name in names)
-        return Result(caption=caption, beam=beam, greedy=greedy, overlay=overlay)
+        return Result(caption=caption, beam=beam, greedy=greedy, overlay=overlay, photos=self._training_photos(similar))
+
+    def _training_photos(self, similar: Sequence[tuple[str, str]]) -> list[tuple[Image.Image, str]]:
+        """Open those that are on this disk."""
+        photos = []
+        for image_id, caption in similar:
+            path = self.training_photo(image_id) if self.training_photo is not None else None
+            if path is not None:
+                with suppress(VLPError):
+                    photos.append((scale_for_page(open_photo(path), THUMBNAIL), caption))
+        return photos
 
     def answer(self, path: str | None, question: str) -> Result:
         """Answer a question about an uploaded photo."""
@@ -228,7 +251,7 @@ class Page:
             if photo is None:
                 not_on_disk.append(image_id)
             else:
-                photos.append((scale_for_page(photo, 320), f"{score:.2f} {image_id.rpartition('/')[2]}"))
+                photos.append((scale_for_page(photo, THUMBNAIL), f"{score:.2f} {image_id.rpartition('/')[2]}"))
         problem = f"Also found, but not on this disk: {', '.join(not_on_disk)}." if not_on_disk else ""
         return Result(photos=photos, problem=problem)
 
@@ -249,17 +272,15 @@ class Page:
         limits = "\n".join(f"- {line}" for line in describe_limits(task_model))
         return f"**{TITLES[task]}**\n\n{facts}\n\nLimits:\n\n{limits}"
 
-    def describe_search(self) -> tuple[str, str]:
-        """Return how the caption was chosen, and the label of the beam's own; that is empty if they are the same."""
+    def caption_labels(self) -> tuple[str, str]:
+        """Return the labels of the caption and of the beam's, which is empty if the two are the same."""
         if self.captioner is None:
-            return "Of similar training photos", ""
+            return "A caption of similar photos", ""
         settings = cast("Captioning", self.captioner.predictor.task_model).caption_search.settings
-        beam = f"est of a beam of {settings.beam_size}"
         if not settings.consensus_samples:
-            return f"B{beam}", ""
-        target = "captions of similar images" if settings.consensus_neighbors else "the others"
-        sampled = f"{settings.consensus_samples} sampled captions"
-        return f"Of the beam's and {sampled}, the one most similar to {target}", f"Caption, b{beam}"
+            return "Caption", ""
+        # The beam's caption is one of the candidates.
+        return f"Caption, best of {settings.consensus_samples + 1}", "Most likely caption"
 
     def version_title(self, task: str) -> str:
         """Return the title of the task's version, or why it has none."""

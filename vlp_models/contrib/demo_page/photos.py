@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,6 +102,17 @@ def find_examples(workspace: Workspace, split: str, count: int = EXAMPLES) -> li
     return examples
 
 
+def photo_finder(workspace: Workspace) -> Callable[[str], Path | None]:
+    """Return a function: id of an image -> its file, if the validated tables have it."""
+    paths = ImagePaths(workspace.validated)
+
+    def find(image_id: str) -> Path | None:
+        path = paths.find(image_id)
+        return None if path is None else workspace.root / path
+
+    return find
+
+
 class PhotoSearch:
     """Searches the photos of one split of the shards by text; photos are embedded at the first search.
 
@@ -126,8 +137,7 @@ class PhotoSearch:
                 f"{workspace.shards}: its regions are of {shards_detector or 'no detector'}, but the retrieval model "
                 f"was trained on those of {model_detector}; `dvc repro` makes both again"
             )
-        self._paths = ImagePaths(workspace.validated)
-        self._root = workspace.root
+        self.path = photo_finder(workspace)
         # Embeddings are compared at once; without them each photo costs a forward pass per search.
         self.photo_count = len(self.photos) if task_model.by_embeddings else min(len(self.photos), MAX_PAIRS)
         self._search = ImageSearch(task_model, self.photo_count, self.photos.__getitems__, device)
@@ -139,8 +149,3 @@ class PhotoSearch:
         """
         ids = self.photos.image_ids()
         return [(ids[row], score) for row, score in self._search.find(text, count)]
-
-    def path(self, image_id: str) -> Path | None:
-        """Return the photo's file, if the validated tables have it."""
-        path = self._paths.find(image_id)
-        return None if path is None else self._root / path
