@@ -94,7 +94,8 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
     """Return the tokenizer of the folder's vocab.txt, tokenizer.json, or both.
 
     Args:
-        lowercase: `tokenizer.lowercase`, which must match the folder's setting, if it has one.
+        lowercase: `tokenizer.lowercase`, which must match the setting of a BERT's folder, if it has one. Another
+            kind of tokenizer has its own.
         special_tokens: `tokenizer.special_tokens`, for a tokenizer other than BERT's.
 
     Raises:
@@ -111,9 +112,7 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
                 differences.append(f"{part}.{key} is {actual!r}, not {value!r}")
         # another kind of tokenizer, read as it is
         if differences and _part(tokenizer_json, "model").get("type") != "WordPiece":
-            pretrained = read_pretrained(folder, special_tokens)
-            _check_lowercase(folder, pretrained.lowercase, lowercase)
-            return pretrained
+            return read_pretrained(folder, special_tokens)
         if differences:
             raise DataError(f"{folder / TOKENIZER}: not a BERT's tokenizer: {'; '.join(differences[:3])}")
         listed = _tokens(tokenizer_json, folder / TOKENIZER)
@@ -129,7 +128,11 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
     for key, name in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents")):
         if settings.get(key) is not None:
             declared[name] = settings[key]
-    _check_lowercase(folder, declared.get("lowercase", lowercase), lowercase)
+    if (actual := declared.get("lowercase", lowercase)) is not lowercase:
+        raise DataError(
+            f"{folder}: its tokenizer has lowercase {str(actual).lower()}; set `tokenizer.lowercase` in params.yaml to "
+            "the same"
+        )
     if special_tokens:
         raise DataError(
             f"{folder}: a BERT's special tokens are fixed; remove `tokenizer.special_tokens` from params.yaml"
@@ -138,14 +141,6 @@ def read_tokenizer(folder: Path, *, lowercase: bool, special_tokens: Mapping[str
         return Tokenizer(tokens, lowercase=lowercase, strip_accents=declared.get("strip_accents"))
     except DataError as error:
         raise DataError(f"{folder}: {error}") from None
-
-
-def _check_lowercase(folder: Path, actual: bool, lowercase: bool) -> None:
-    if actual is not lowercase:
-        raise DataError(
-            f"{folder}: its tokenizer has lowercase {str(actual).lower()}; set `tokenizer.lowercase` in params.yaml to "
-            "the same"
-        )
 
 
 def _tokens(tokenizer_json: Mapping[str, Any], file: Path) -> list[str]:

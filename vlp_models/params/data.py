@@ -162,10 +162,11 @@ class FeaturesParams:
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParams:
     source: Literal["train", "vocab"]
-    vocab: str  # of `source: vocab`: a BERT vocab.txt, a folder with a tokenizer.json (any model's), package:NAME, or hf://OWNER/NAME
+    # of `source: vocab`: a BERT vocab.txt, a folder with any model's tokenizer.json, package:NAME or hf://OWNER/NAME
+    vocab: str
     vocab_size: Annotated[int, Field(ge=16)]  # maximum; 16 leaves room besides the special tokens
     min_frequency: PositiveInt
-    lowercase: bool
+    lowercase: bool  # of a vocabulary trained here or a BERT's; another tokenizer.json has its own setting
     strip_accents: Literal["auto", True, False] = "auto"  # auto: as `lowercase`, or as in the BERT folder
     trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
     # for a tokenizer.json other than BERT's: pad, unk, cls, sep, mask -> a token, appended if the vocabulary lacks it

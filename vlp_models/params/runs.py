@@ -248,7 +248,7 @@ class TrainingParams:
     """Settings that pretraining and fine-tuning share.
 
     sources        dataset -> repeats per epoch; empty: every dataset once
-    max_epochs     passes over the samples; not used with `max_steps`
+    max_epochs     passes over the samples; not used with `max_steps`. 0: none, the start is the result
     max_steps      updates, over as many epochs as they take; 0: `max_epochs` decides
     cpu_processes  of a local training on a CPU, with `trainer.reproducible: portable` and `trainer.devices: 1`; each
                    computes a part of every batch. Another number gives other weights. Always one with batch norm
@@ -257,7 +257,7 @@ class TrainingParams:
     optimizer: OptimizerParams
     sources: dict[str, PositiveInt] = field(default_factory=dict)
     seed: NonNegativeInt = 1
-    max_epochs: PositiveInt = 1
+    max_epochs: NonNegativeInt = 1
     max_steps: NonNegativeInt = 0
     batch_size: PositiveInt = 64
     accumulate: PositiveInt = 1

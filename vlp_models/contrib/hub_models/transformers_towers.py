@@ -22,10 +22,13 @@ from transformers import (
     SiglipImageProcessorPil,
     SiglipModel,
 )
+from transformers.utils import logging
 
 from vlp_models.contrib.hub_models.folder import CONFIG, PREPROCESSOR, PROCESSOR, read_config, read_settings
 from vlp_models.contrib.hub_models.towers import TextLayout, image_input, read_pad_id
 from vlp_models.errors import CheckpointError, ParamsError, first_line
+
+logging.set_verbosity_error()  # it warns of token ids in parts of a config that nothing reads
 
 # model_type -> config, model, and what prepares images, by Pillow as data/pixels.py does
 KINDS: dict[str, tuple[Any, Any, Any]] = {
