@@ -59,6 +59,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "pin": "vlp_models.contrib.hub_models.folder:pin",
         },
         "families": {"dual_encoder": "vlp_models.contrib.hub_models.dual_encoder:DualEncoder"},
+        "baselines": {"dual_encoder": "vlp_models.contrib.hub_models.zero_shot:score_untrained"},
     },
     "imported_features": {
         "region_sources": {

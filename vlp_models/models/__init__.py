@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from vlp_models.data.shards.dataset import ShardsManifest
     from vlp_models.data.tokenizer import Tokenizer
+    from vlp_models.params import Params
 
 # family -> module:class, imported when it is used. The class has `config_class`, a frozen dataclass, and is called with
 # an instance of it; if it has a `from_config`, that is called instead.
@@ -36,6 +37,8 @@ FAMILIES = Table(
 SHARED_OBJECTIVES = Table("shared_objectives", {})
 # family -> module:function of (a pretrained model, batches of val images) that returns figures for the report
 FIGURES = Table("figures", {})
+# family -> module:function that scores its model as it was loaded: a baseline of retrieval (contrib/hub_models)
+BASELINES = Table("baselines", {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,17 @@ class DataFacts:
         """Return the facts that a family's config has a field for."""
         names = {field.name for field in dataclasses.fields(config_class)}
         return {name: value for name, value in dataclasses.asdict(self).items() if name in names}
+
+
+def baseline_models(params: Params, run: str) -> dict[str, str]:
+    """Return name -> family of the models whose scores without training are a baseline of a run."""
+    p = params.finetune[run]
+    return {
+        name: model.family
+        for name, model in params.models.items()
+        # A run without training is such a score itself.
+        if model.init and model.family in BASELINES and p.task == "retrieval" and not (p.max_epochs == p.max_steps == 0)
+    }
 
 
 def family_class(family: str) -> Any:

@@ -21,6 +21,7 @@ from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.source_hash import plugin_record
 from vlp_models.common.workspace import WITHDRAWN
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
+from vlp_models.models import baseline_models
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, plugins_in_use, vocabulary_source
@@ -432,6 +433,12 @@ def finetune(c: Context) -> Stage:
 def evaluate(c: Context) -> Stage:
     # Metrics of plugins are code that an evaluation depends on.
     metrics = {name: [code("metrics", metric) for metric in named] for name, named in c.used.metrics.items()}
+    baselines: dict[str, list[str]] = {}
+    for name in c.params.finetune:
+        models = baseline_models(c.params, name).items()
+        baselines[name] = [
+            path for model, kind in models for path in (f"checkpoints/initial/{model}", code("models", kind))
+        ]
     entries = {
         name: {
             "task": run.task,
@@ -439,6 +446,7 @@ def evaluate(c: Context) -> Stage:
             "contents": f"{CONTENTS}/{c.kind_at(run.start)}",
             "view": c.used.tested[name],
             **_padded("metric", metrics[name], metrics),
+            **_padded("baseline", baselines[name], baselines),
         }
         for name, run in c.params.finetune.items()
     }
@@ -456,6 +464,7 @@ def evaluate(c: Context) -> Stage:
             code("tasks", "${item.task}"),
             code("views", "${item.view}"),
             *_each_of("metric", metrics),
+            *_each_of("baseline", baselines),
         ],
         outs=["reports/eval/${key}"],
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.log import get_logger
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output, write_manifest
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
@@ -29,6 +30,7 @@ from vlp_models.metrics.caption import SharedMeteor
 from vlp_models.metrics.extra import load_metric, score_by
 from vlp_models.metrics.score import EXTRA, ItemScores, Score, item_scores, write_items
 from vlp_models.metrics.unseen import score_unseen
+from vlp_models.models import BASELINES, baseline_models
 from vlp_models.params import EvaluateParams, Params, to_plain
 
 if TYPE_CHECKING:
@@ -180,6 +182,7 @@ class _Scorer:
         self.items: list[ItemScores] = []
         self._workspace, self._model, self._settings, self._meteor = workspace, model, settings, meteor
         self._training_data = read_training_data(params, workspace, key)
+        self._baselines = baseline_models(params, key)
         # by dataset, for all splits: both read its training images
         self._nearest: dict[str, NearestTrainImages] = {}
         self._consensus: dict[str, ConsensusCaptions] = {}
@@ -201,7 +204,7 @@ class _Scorer:
         """
         from vlp_models.common.device import peak_host_memory_mb
         from vlp_models.evaluation.predict import NearestTrainImages
-        from vlp_models.tasks.scoring import EvalContext
+        from vlp_models.tasks.scoring import EvalContext, baselines_by_metric
 
         nearest = self._nearest.setdefault(source, NearestTrainImages(self._workspace.shards, source))
         # the nearest-neighbor baseline is for models that read regions
@@ -217,6 +220,11 @@ class _Scorer:
             )
             self._model.write_official(rows, context, split, directory)
             scored = self._add_plugin_metrics(self._model.score(rows, samples, context), rows, samples)
+            for name, family in self._baselines.items():
+                score_untrained = import_target(BASELINES[family])
+                baseline = {f"zero-shot {name}": score_untrained(self._workspace, name, self._model, split, context)}
+                for metric, scores in baselines_by_metric(baseline).items():
+                    scored.baselines.setdefault(metric, {}).update(scores)
         seen = self._training_data.find_seen(samples) if self._training_data else None
         items = self._score_items(scored, source, split, samples, seen or {})
         self.items += items.values()

@@ -18,7 +18,7 @@ from vlp_models.curation.duplicates import WITHDRAWN
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import REPORT_SECTIONS
-from vlp_models.models import FIGURES, SHARED_OBJECTIVES
+from vlp_models.models import BASELINES, FIGURES, SHARED_OBJECTIVES
 from vlp_models.models.convert import INIT_READERS
 from vlp_models.params import EvaluateParams, Params, read_yaml, to_plain
 from vlp_models.params.schema import check_known
@@ -159,8 +159,8 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "report"): REPORT_SECTIONS.values(),
         ("stages", "features"): [*REGION_SOURCES.values(), *EXTRACTORS.values()],
         ("generators", "objects"): SCENE_FILES.values(),
-        # A pretraining writes figures of its model.
-        **{("models", family): [target] for family, target in FIGURES.items()},
+        # A pretraining writes figures of its model, and an evaluation scores one as it was loaded.
+        **{("models", family): [target] for family, target in [*FIGURES.items(), *BASELINES.items()]},
     }
     # The reader of `text_init` or `image_init` calls that of the family.
     readers = [INIT_READERS[kind]] if kind in INIT_READERS else []
