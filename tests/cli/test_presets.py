@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from language_model_folders import write_language_model
 from public_tden import PUBLIC
 
 from vlp_models.cli.presets import apply_overlay
@@ -35,6 +36,7 @@ SOHO_DEMO = 4_839_972
 VLMO_BASE = 201_242_781
 XGPT_PAPER = 114_897_978  # one stack of twelve layers, one embedding matrix
 XGPT_DEMO = 5_135_674
+LANGUAGE_MODEL = 4_398_496  # the preset's mapper, and a tiny GPT-2
 
 LEADERBOARD = {2_520_256, 6_668_538, 2_253_498, 4_345_493, 2_210_668}  # 64 wide, one to four layers
 
@@ -45,6 +47,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "own-pairs": ([], FLICKR8K),
     "few-pairs": ([], 22_825_216),
     "own-vocabulary": ([], DEMO),
+    "language-model-decoder": (["few-pairs"], LANGUAGE_MODEL),
     "ingest": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
@@ -100,9 +103,9 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
 }
 
 
-def parameters(config: dict[str, object], family: str = "tden") -> int:
+def parameters(config: dict[str, object], family: str = "tden", init: str = "") -> int:
     with torch.device("meta"):
-        model = build_model(family, config, FACTS)
+        model = build_model(family, config, FACTS, init=init)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -119,10 +122,15 @@ def test_every_preset_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_valid_and_its_model_has_the_expected_size(tmp_path: Path, name: str) -> None:
+def test_a_preset_is_valid_and_its_model_has_the_expected_size(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     below, expected = PRESETS[name]
+    if name == "language-model-decoder":  # its architecture is that of a folder
+        write_language_model(tmp_path / "data" / "raw" / "language-model", "gpt2")
+        monkeypatch.chdir(tmp_path)
     params = applied(tmp_path, [*below, name])
-    sizes = {parameters(model.config, model.family) for model in params.models.values()}
+    sizes = {parameters(model.config, model.family, model.init) for model in params.models.values()}
     assert sizes == (expected if isinstance(expected, set) else {expected})
     first = (ROOT / "vlp_models" / "presets" / f"{name}.yaml").read_text().partition("\n")[0]
     assert first.startswith("#") and all(f"vlp use {part}" in first for part in (*below, name))

@@ -58,7 +58,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "find": "vlp_models.contrib.hub_models.folder:find_folder",
             "pin": "vlp_models.contrib.hub_models.folder:pin",
         },
-        "families": {"dual_encoder": "vlp_models.contrib.hub_models.dual_encoder:DualEncoder"},
+        "families": {
+            "dual_encoder": "vlp_models.contrib.hub_models.dual_encoder:DualEncoder",
+            "language_model_decoder": "vlp_models.contrib.hub_models.language_model_decoder:LanguageModelDecoder",
+        },
         "baselines": {"dual_encoder": "vlp_models.contrib.hub_models.zero_shot:score_untrained"},
     },
     "imported_features": {

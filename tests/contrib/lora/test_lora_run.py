@@ -49,7 +49,7 @@ def test_a_run_trains_adapters_only_and_publishes_both_forms(tmp_path: Path, mon
     bundle = tmp_path / "bundle"
     for folder in (bundle, tmp_path / "detector"):
         folder.mkdir()
-    write_bundle(bundle, checkpoint=checkpoint, detector=tmp_path / "detector", features={})
+    write_bundle(bundle, checkpoint=checkpoint, detector=tmp_path / "detector", features={"source": "grid"})
     assert (bundle / CHECKPOINT / WEIGHTS).exists() and not (bundle / CHECKPOINT / ADAPTER_FOLDER).exists()
 
     # the same run again is the same, to the bit

@@ -17,7 +17,6 @@ Shape suffixes: B images or texts, T tokens, E embedding, P patches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,11 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.contrib.hub_models import open_clip_towers, transformers_towers
-from vlp_models.contrib.hub_models.folder import OPEN_CLIP, find_folder, hash_weights, read_weights
+from vlp_models.contrib.hub_models.folder import OPEN_CLIP, check_names, find_folder, hash_weights, read_weights
 from vlp_models.data.batch import Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import Augmentation, PixelInput
-from vlp_models.errors import CheckpointError, ParamsError, shorten_list
+from vlp_models.errors import ParamsError
 
 LIBRARIES = {"transformers": transformers_towers, "open_clip": open_clip_towers}
 SIGMOID_BIAS = -10.0  # of a model trained by a softmax, as SigLIP's paper starts from (section 3.2)
@@ -175,19 +174,3 @@ class DualEncoder(nn.Module):
         check_names(weights, state, folder)
         self.towers.load_state_dict({name: tensor.to(state[name].dtype) for name, tensor in weights.items()})
         return {"source": source, "files": hash_weights(folder)}
-
-
-def check_names(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Path) -> None:
-    """Check that weights are those of an architecture.
-
-    Raises:
-        CheckpointError: names are missing or unexpected, or shapes differ.
-    """
-    shapes = [name for name in weights.keys() & state.keys() if weights[name].shape != state[name].shape]
-    kinds = {
-        "missing": state.keys() - weights.keys(),
-        "unexpected": weights.keys() - state.keys(),
-        "of another shape": shapes,
-    }
-    if faults := [f"{len(names)} {kind}: {shorten_list(sorted(names), 4)}" for kind, names in kinds.items() if names]:
-        raise CheckpointError(f"{folder}: its weights are not those that its config describes: {'; '.join(faults)}")

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import hash_file
 from vlp_models.common.packages import PREFIX as PACKAGE
 from vlp_models.data.bert_folder import find_folder as find_local
-from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, first_line, network_reason
+from vlp_models.errors import (
+    CheckpointError,
+    DataError,
+    MissingToolError,
+    ParamsError,
+    first_line,
+    network_reason,
+    shorten_list,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,6 +253,22 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: damaged or not a safetensors file: {first_line(error)}") from None
     return weights
+
+
+def check_names(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], folder: Path) -> None:
+    """Check that weights are those of an architecture.
+
+    Raises:
+        CheckpointError: names are missing or unexpected, or shapes differ.
+    """
+    shapes = [name for name in weights.keys() & state.keys() if weights[name].shape != state[name].shape]
+    kinds = {
+        "missing": state.keys() - weights.keys(),
+        "unexpected": weights.keys() - state.keys(),
+        "of another shape": shapes,
+    }
+    if faults := [f"{len(names)} {kind}: {shorten_list(sorted(names), 4)}" for kind, names in kinds.items() if names]:
+        raise CheckpointError(f"{folder}: its weights are not those that its config describes: {'; '.join(faults)}")
 
 
 def hash_weights(folder: Path) -> dict[str, str]:

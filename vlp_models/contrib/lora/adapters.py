@@ -52,13 +52,16 @@ _PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
     """Put adapters on the linear layers of `module.model`, and freeze its other weights. Draws from torch's generator.
 
+    The parts in `modules_to_save` get no adapters and are trained as a whole.
+
     Args:
         module: a task, whose children are `model` and `head`; the head is trained as a whole.
         where: the key of `params`, for messages.
 
     Raises:
         MissingToolError: peft is not installed.
-        ParamsError: a target is not a linear layer or embedding of the model, or it reads several images of a text.
+        ParamsError: a target is not a linear layer or embedding of the model, a part in `modules_to_save` is not one of
+            the model, or it reads several images of a text.
     """
     try:
         import peft
@@ -72,17 +75,25 @@ def add_lora(module: nn.Module, params: LoraParams, where: str) -> None:
             f"params.yaml: `{where}`: not for a model with `images_per_text` above 1, whose vectors for the images' "
             "places would stay at zero"
         )
+    parts = {name for name, _ in model.named_modules() if name}
+    if unknown := [name for name in params.modules_to_save if name not in parts]:
+        children = ", ".join(name for name, _ in model.named_children())
+        raise ParamsError(
+            f"params.yaml: `{where}.modules_to_save`: {unknown[0]} is not a part of the model; it has {children}"
+        )
+    saved = tuple(f"{name}." for name in params.modules_to_save)
+    targets = [name for name in _targets(model, params.targets, where) if not f"{name}.".startswith(saved)]
     # Only rank and ratio of alpha and rank matter; the layers are named in full, so none is adapted by chance.
     config = peft.LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,  # type: ignore[arg-type]  # a number; only rank and ratio matter
         lora_dropout=params.dropout,
-        target_modules=_targets(model, params.targets, where),
+        target_modules=targets,
     )
     peft.inject_adapter_in_model(config, model)
-    # Of the model, only the adapters are trained; the head is outside of it.
+    # Of the rest of the model, only the adapters are trained; the head is outside of it.
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_is_adapter(name))
+        parameter.requires_grad_(_is_adapter(name) or name.startswith(saved))
 
 
 def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:

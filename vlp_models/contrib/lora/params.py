@@ -16,12 +16,14 @@ class LoraParams:
     alpha    the product is multiplied by alpha / rank
     dropout  of an adapter's input
     targets  ends of names of linear layers and embeddings (qkv, out, words); empty: all linear layers
+    modules_to_save  parts of the model that are trained as a whole, without adapters: those without pretrained weights
     """
 
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 16.0
     dropout: ShareBelowOne = 0.0
     targets: list[str] = field(default_factory=list)
+    modules_to_save: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Settings of adapters without adapters: `rank` was probably forgotten.
