@@ -100,7 +100,9 @@ def _targets(model: nn.Module, targets: Sequence[str], where: str) -> list[str]:
     """Return the full names of the layers; without targets, all linear layers."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
     if not targets:
-        return [name for name, module in layers.items() if isinstance(module, nn.Linear)]
+        # Not the last layer of torch's own attention, which reads its weight without calling it.
+        bypassed = nn.modules.linear.NonDynamicallyQuantizableLinear
+        return [n for n, module in layers.items() if isinstance(module, nn.Linear) and not isinstance(module, bypassed)]
     selected: set[str] = set()
     for target in targets:
         # `attention.out` means every layer whose name ends with it; a full name means one layer.
