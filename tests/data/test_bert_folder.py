@@ -124,9 +124,9 @@ SCRIPTS = [
 @pytest.mark.parametrize("caption", SCRIPTS)
 def test_captions_of_any_script_survive_decoding(caption: str) -> None:
     tokenizer = Tokenizer.train([caption] * 3, 300, 1, False)
-    assert tokenizer.decode(encode(tokenizer, caption, 128)) == " ".join(tokenizer.split(caption))
+    assert tokenizer.decode(encode(tokenizer, caption, 128)) == caption
     kept = Tokenizer.train([caption] * 3, 300, 1, True, strip_accents=False)
-    assert kept.decode(encode(kept, caption, 128)) == " ".join(kept.split(caption)).lower()
+    assert kept.decode(encode(kept, caption, 128)) == caption.lower()
 
 
 def test_lowercase_keeps_hangul() -> None:

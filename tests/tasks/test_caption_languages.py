@@ -128,8 +128,8 @@ def test_scores_and_slices_exist_per_language(toy: Toy, tmp_path: Path) -> None:
         "zh-hant": 1,
     }
     assert scores["CIDEr"].n == 5
-    assert "English tokenizer for references in de" in scores["BLEU-4 (de)"].note
-    assert "English tokenizer for references of unknown language" in scores["BLEU-4 (unknown)"].note
+    assert "the Penn Treebank tokenizer's English rules for references in de" in scores["BLEU-4 (de)"].note
+    assert "tokenizer's English rules for references of unknown language" in scores["BLEU-4 (unknown)"].note
     assert "English" not in scores["BLEU-4 (en)"].note
     assert "no tokenizer here finds the words: scored over characters" in scores["BLEU-4 (zh-hant)"].note
     assert scores["CIDEr (de)"].kept is False and scores["CIDEr"].kept is True

@@ -34,6 +34,8 @@ WRITTEN = (
     *(".dvc/cache", ".dvc/cache/files", ".dvc/cache/files/md5"),
 )
 PLAN_NOTES = Table("plan_notes", {})  # name -> `module:function` that returns sentences on the data of params.yaml
+# name -> `module:function` that returns presets that the data of params.yaml needs besides the one that is applied
+FITTING_PRESETS = Table("fitting_presets", {})
 BEFORE_REPRO = Table("before_repro", {})  # name -> `module:function` that runs some stages first; returns an exit code
 LAUNCHED_STAGES = ("pretrain", "finetune")  # by `trainer.launcher`
 
@@ -182,9 +184,12 @@ def use(
         notes_before: list[str] = []
         with suppress(VLPError):  # params.yaml may be invalid, and this command may repair it
             notes_before = _notes(load_params(), workspace)
-        preset_file = find_preset(preset) if preset else None
+        preset_file, assignments = find_preset(preset) if preset else None, assign or []
         # Nothing is written before the merged params and the plan have been checked.
-        merged = merge_overlay(file, preset_file, assign or [])
+        merged = merge_overlay(file, preset_file, assignments)
+        fitting = [import_target(target) for target in FITTING_PRESETS.values() if preset_file]
+        if further := [path for find in fitting for path in find(file, preset_file, assignments, merged)]:
+            merged = merge_overlay(file, preset_file, assignments, further)
         planned = plan_files(merged.params, workspace, merged.facts, merged.raw)
         # Together: params.yaml and dvc.yaml must not contradict each other.
         write_together({file: merged.text, **planned})

@@ -12,6 +12,7 @@ import io
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -98,17 +99,22 @@ def apply_overlay(params_file: Path, preset: Path | None, assignments: list[str]
     return merged.changes
 
 
-def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]) -> Overlay:
-    """Merge `preset`, then `key.path=value` assignments, into the content of `params_file`; nothing is written."""
+def merge_overlay(
+    params_file: Path, preset: Path | None, assignments: list[str], further: Sequence[Path] = ()
+) -> Overlay:
+    """Merge `preset`, `further` presets, then `key.path=value` assignments, into the content of `params_file`.
+
+    Nothing is written.
+    """
     from vlp_models.pipeline.stages.plan import check_params
 
     # ruamel keeps comments but not the layout, so lines are compared between a dump before the change and one after it.
     original, document = _read(params_file)
     unchanged = _dump(document)
     changes: list[str] = []
-    if preset is not None:
-        _, overlay = _read(preset)
-        _check_names_free(document, overlay, preset)
+    for path in filter(None, (preset, *further)):
+        _, overlay = _read(path)
+        _check_names_free(document, overlay, path)
         merge_into(document, overlay, "", changes)
     for assignment in assignments:
         merge_into(document, parse_assignment(assignment), "", changes)
@@ -134,7 +140,7 @@ def merge_overlay(params_file: Path, preset: Path | None, assignments: list[str]
         raise ParamsError(f"{error}{hint}") from None
     # What the Hub has under a name without a commit may change: later runs are to read the same data and models.
     if pins := pin_commits(params):
-        return merge_overlay(params_file, preset, [*assignments, *pins])
+        return merge_overlay(params_file, preset, [*assignments, *pins], further)
     return Overlay(text, raw, params, changes, facts=check_params(params))
 
 

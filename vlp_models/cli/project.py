@@ -36,6 +36,7 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             WEIGHTS,
             "mkdir -p data/raw && cp -r YOUR-FOLDER data/raw/pairs   # photos and a pairs.csv: image,caption",
+            "vlp use own-pairs                                       # again: looks at the language of the captions",
             "dvc add data/raw/pairs && git add data/raw/pairs.dvc    # so that a clone can get them",
         ),
     ),

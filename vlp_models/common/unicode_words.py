@@ -47,8 +47,8 @@ JOINERS = r"\u200c\u200d"  # zero width, within words of Persian, Sinhala and Ma
 LETTER = rf"[^\W\d_][{MARKS}]*"
 # One character of a word: a letter, digit, underscore or combining mark.
 CHARACTERS = rf"[\w{MARKS}]"
-# Characters, with joiners between but never at an end.
-WORD = rf"{CHARACTERS}+(?:[{JOINERS}]+{CHARACTERS}+)*"
+# Characters, with joiners between; one ends a word only in the older spelling of Malayalam's chillu letters.
+WORD = rf"{CHARACTERS}+(?:[{JOINERS}]+{CHARACTERS}+)*(?:(?<=\u0d4d)\u200d)?"
 
 _WORD = re.compile(WORD)
 _UNSPACED = re.compile(rf"[{UNSPACED}]")
@@ -66,9 +66,13 @@ def separate_characters(text: str) -> str:
 
 
 def unspaced_scripts(text: str) -> set[str]:
-    """Return the names of the scripts without spaces between words that occur in a text, such as Thai."""
+    """Return the names of the scripts without spaces between words that occur in a text: Thai, Han, ...
+
+    Tibetan has a mark between syllables.
+    """
     # The name of a character starts with its script: `THAI CHARACTER KO KAI`, `CJK UNIFIED IDEOGRAPH-4E00`.
     if text.isascii():
         return set()
     names = {unicodedata.name(character, "Han").split()[0] for character in _UNSPACED.findall(text)}
+    names |= {"Tibetan"} if "\u0f0b" in text else set()
     return {"Han" if name in ("CJK", "KANGXI", "IDEOGRAPHIC") else name.title() for name in names}

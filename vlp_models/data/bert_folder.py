@@ -23,7 +23,6 @@ _AS_BERT: dict[tuple[str, str], Any] = {
     ("model", "type"): "WordPiece",
     ("model", "unk_token"): UNK,
     ("model", "continuing_subword_prefix"): CONTINUATION,
-    ("model", "max_input_chars_per_word"): 100,
     ("normalizer", "type"): "BertNormalizer",
     ("normalizer", "clean_text"): True,
     ("normalizer", "handle_chinese_chars"): True,

@@ -40,7 +40,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.log import get_logger
-from vlp_models.common.unicode_words import CHARACTERS
+from vlp_models.common.unicode_words import CHARACTERS, UNSPACED, unspaced_scripts
 from vlp_models.errors import DataError, ParamsError, first_line
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Tokenizer:
         self.strips_accents = lowercase if strip_accents is None else strip_accents
         self._is_bert = engine is None
         if engine is None:
-            model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=100)
+            # BERT has [UNK] for a word of more than 100 characters, and a caption in Thai may be one word.
+            model = WordPiece(self._ids, unk_token=UNK, max_input_chars_per_word=1000)
             engine = _engine(model, _normalizer(lowercase, self._strip_accents, self.vocabulary))
         self._engine = engine
 
@@ -127,8 +128,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train at most `size` pieces on `texts`; the same texts in any order give the same vocabulary.
 
-        A character or a merge needs at least `min_frequency` occurrences. Memory grows with the distinct words; `texts`
-        is iterated twice.
+        A character or a merge needs at least `min_frequency` occurrences; a merge needs two if a script of the texts
+        has no spaces between words. Memory grows with the distinct words; `texts` is iterated twice.
         """
         normalizer = _normalizer(lowercase, strip_accents)
         counts: Counter[str] = Counter()
@@ -142,9 +143,11 @@ class Tokenizer:
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
         # Listing them all beforehand makes training a function of the texts alone.
         named = [*SPECIAL_TOKENS, *(CONTINUATION + c for c in characters)]
+        # Thai has no spaces between words, so a caption is one word: merges that occur once would make it one piece.
+        without_spaces = unspaced_scripts("".join(characters)) - {"Han"}
         trainer = WordPieceTrainer(
             vocab_size=size,
-            min_frequency=min_frequency,
+            min_frequency=max(min_frequency, 2) if without_spaces else min_frequency,
             special_tokens=named,
             initial_alphabet=characters,
             limit_alphabet=len(characters),
@@ -176,21 +179,16 @@ class Tokenizer:
         Raises:
             DataError: the files are missing or damaged.
         """
-        file = Path(directory) / "tokenizer.json"
-        try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise DataError(f"{file}: no such file; run `dvc repro tokenizer`") from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{file}: not valid JSON: {error}") from None
+        file = Path(directory) / FILE
+        settings = read_settings(file)
         # three kinds of file: of another pretrained model, `save_pretrained`'s, and `save`'s
-        if isinstance(settings, dict) and "model" in settings and not (Path(directory) / "vocab.txt").exists():
+        if "model" in settings and not (Path(directory) / "vocab.txt").exists():
             return read_pretrained(Path(directory))
-        if isinstance(settings, dict) and isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
+        if isinstance(settings.get("normalizer"), dict):  # Hugging Face's format
             steps = settings["normalizer"].get("normalizers", [settings["normalizer"]])
             settings = {**steps[-1], "format": FORMAT}  # `_normalizer` has BERT's last
-        if not isinstance(settings, dict) or settings.get("format") != FORMAT:
-            raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
+        if settings.get("format") != FORMAT:
+            raise DataError(f"{file}: missing, or not tokenizer settings of format {FORMAT}; run `dvc repro tokenizer`")
         lowercase, accents = settings.get("lowercase"), settings.get("strip_accents")
         if not isinstance(lowercase, bool) or not isinstance(accents, bool | None):
             raise DataError(f"{file}: `lowercase` and `strip_accents` must be true or false")
@@ -208,8 +206,7 @@ class Tokenizer:
             return
         self._write_vocabulary(directory)
         settings = {"format": FORMAT, "lowercase": self.lowercase, "vocab_size": self.vocab_size}
-        if self._strip_accents is not None:
-            settings["strip_accents"] = self._strip_accents
+        settings |= {} if self._strip_accents is None else {"strip_accents": self._strip_accents}
         (directory / FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def save_pretrained(self, directory: Path, max_len: int | None) -> None:
@@ -262,7 +259,12 @@ class Tokenizer:
 
     def reproduce(self, text: str) -> str:
         """Return a text encoded and decoded: as a captioner trained on it can write it at best."""
-        return self.decode(self._engine.encode(text, add_special_tokens=False).ids)
+        return self.decode(self.pieces(text))
+
+    def pieces(self, text: str) -> list[int]:
+        """Return the ids of a text without special tokens."""
+        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode_batch(self, texts: Sequence[str], max_len: int, *, whole_words: bool = False) -> Text:
         """Encode each text as [CLS] w1 ... wn [SEP], padded to the longest; with `word_BT` if `whole_words`.
@@ -271,13 +273,11 @@ class Tokenizer:
         """
         import torch
 
-        if max_len < 2:
-            raise ValueError(f"max_len must fit [CLS] and [SEP]: {max_len}")
-        # [CLS] and [SEP] take two positions.
+        # [CLS] and [SEP] take two positions; params have at least that many.
         room = max_len - 2
         # One by one: the engine's batches start threads, which a loader's forked worker must not do.
         encoded = [self._engine.encode(text, add_special_tokens=False) for text in texts]
-        text = self._pad([[self.cls_id, *e.ids[:room], self.sep_id] for e in encoded])
+        text = self.pad([[self.cls_id, *e.ids[:room], self.sep_id] for e in encoded])
         text = dataclasses.replace(text, cut_B=torch.tensor([len(e.ids) > room for e in encoded], dtype=torch.bool))
         if not whole_words:
             return text
@@ -292,7 +292,8 @@ class Tokenizer:
             row_T[1 : 1 + len(words[:room])] = torch.tensor(words[:room], dtype=torch.int64)
         return dataclasses.replace(text, word_BT=word_BT)
 
-    def _pad(self, rows: Sequence[Sequence[int]]) -> Text:
+    def pad(self, rows: Sequence[Sequence[int]]) -> Text:
+        """Return rows of ids as a batch, padded to the longest."""
         import torch
 
         from vlp_models.data.batch import Text
@@ -306,37 +307,6 @@ class Tokenizer:
             ids[i, : len(row)] = row
             mask[i, : len(row)] = True
         return Text(ids_BT=torch.from_numpy(ids), mask_BT=torch.from_numpy(mask))
-
-    def encode_segments(self, texts: Sequence[Sequence[str]], max_len: int) -> Text:
-        """Encode texts of several segments as [CLS] first [SEP] second [SEP] ...
-
-        A text that is too long loses the ends of its longest segments.
-
-        Raises:
-            ValueError: `max_len` does not fit [CLS] and each segment's [SEP].
-        """
-        import torch
-
-        rows, starts, cut = [], [], []
-        for segments in texts:
-            room = max_len - 1 - len(segments)
-            if room < 0:
-                raise ValueError(f"max_len must fit [CLS] and {len(segments)} [SEP]: {max_len}")
-            pieces = [self._engine.encode(segment, add_special_tokens=False).ids for segment in segments]  # per segment
-            last_length = len(pieces[-1])
-            # shorten the longest segment, one piece at a time
-            while sum(map(len, pieces)) > room:
-                longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
-                pieces[longest] = pieces[longest][:-1]
-            rows.append([self.cls_id, *(i for ids in pieces for i in (*ids, self.sep_id))])
-            cut.append(len(pieces[-1]) < last_length)
-            # where the last segment starts; behind the row if it is the only one
-            starts.append(len(rows[-1]) - (len(pieces[-1]) + 1 if len(pieces) > 1 else 0))
-        text = self._pad(rows)
-        # (B, T): True from the last segment's first piece on.
-        is_last_BT = torch.arange(text.ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
-        cut_B = torch.tensor(cut, dtype=torch.bool)
-        return dataclasses.replace(text, last_segment_BT=text.mask_BT & is_last_BT, cut_B=cut_B)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text up to the first [SEP]; special tokens, including [UNK], are left out.
@@ -363,7 +333,7 @@ class Tokenizer:
         """
         engine = self._engine
         if not self._is_bert:
-            return self.merge(engine.encode(text, add_special_tokens=False).ids)
+            return self.merge(self.pieces(text))
         assert engine.normalizer is not None
         assert engine.pre_tokenizer is not None
         return [word for word, _ in engine.pre_tokenizer.pre_tokenize_str(engine.normalizer.normalize_str(text))]
@@ -416,14 +386,12 @@ def read_vocabulary(path: Path) -> list[str]:
         DataError: the file is missing, or not UTF-8.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # the end of the last line begins no token
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; give the path of a vocab.txt with one token per line") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8: {convert_command(str(path))}") from None
-    if lines and not lines[-1]:
-        # the end of the last line begins no token
-        lines.pop()
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -464,11 +432,16 @@ def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
 _ELIDED = r"[cdjlmnst]|(?:jus|lors|puis|quel)?qu|aujourd|(?:a|da|de|ne|su|que)ll"
 
 
+# Han characters, which BERT makes words, and the punctuation of Chinese and Japanese
+_HAN = r"\u3001-\u3003\u3008-\u3011\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff1f\U00020000-\U0003ffff"
+
+
 def _join(words: list[str]) -> str:
     """Join words and punctuation: "a t - shirt , isn ' t it ?" -> "a t-shirt, isn't it?"."""
     text = " ".join(words)
-    # No space before closing marks, none after an opening bracket.
-    text = re.sub(r" ([.,;:?!%)\]])", r"\1", text)
+    text = re.sub(rf"(?<=[{_HAN}]) (?=[{_HAN}{UNSPACED}])|(?<=[{UNSPACED}]) (?=[{_HAN}])", "", text)
+    # No space before closing marks (also those of Arabic, Hindi and Amharic), none after an opening bracket.
+    text = re.sub(r" ([.,;:?!%)\]،؛؟।॥።፣])", r"\1", text)
     text = re.sub(r"([(\[]) ", r"\1", text)
     # isn't, l'eau, t-shirt
     text = re.sub(rf"(?<={CHARACTERS}) (['’]) (?=(?:s|t|re|ve|ll|d|m)(?!{CHARACTERS}))", r"\1", text)

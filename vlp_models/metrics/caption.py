@@ -287,9 +287,10 @@ def note_language(score: Score, language: str) -> Score:
     # `en-US` is English as well: the part before the hyphen is the language.
     if language.partition("-")[0] == "en" or score.value is None:
         return score
-    rules = {"METEOR": "stems, synonyms and function words", "SPICE": "parser"}.get(score.metric, "tokenizer")
+    by_metric = {"METEOR": "METEOR's English stems, synonyms and function words", "SPICE": "SPICE's English parser"}
+    rules = by_metric.get(score.metric, "the Penn Treebank tokenizer's English rules")
     which = "of unknown language" if language == "unknown" else f"in {language}"
-    return replace(score, note="; ".join(filter(None, (score.note, f"English {rules} for references {which}"))))
+    return replace(score, note="; ".join(filter(None, (score.note, f"{rules} for references {which}"))))
 
 
 def human_agreement(references: Mapping[str, Sequence[str]]) -> CaptionSet | None:

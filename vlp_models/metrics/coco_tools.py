@@ -319,7 +319,7 @@ def _unspaced_note(texts: set[str]) -> str:
     scripts: set[str] = set()
     unspaced = 0  # captions
     for text in texts:
-        scripts_of_text = _unspaced_scripts(text)
+        scripts_of_text = unspaced_scripts(text)
         scripts |= scripts_of_text
         unspaced += bool(scripts_of_text)
     if not unspaced:
@@ -329,10 +329,6 @@ def _unspaced_note(texts: set[str]) -> str:
         f"{unspaced} of {len(texts)} captions have no spaces between words ({', '.join(sorted(scripts))}) and no "
         f"tokenizer here finds the words: scored over {unit}"
     )
-
-
-def _unspaced_scripts(text: str) -> set[str]:
-    return unspaced_scripts(text) | ({"Tibetan"} if "\u0f0b" in text else set())
 
 
 def tokenize(texts: Sequence[str]) -> tuple[Mapping[str, str], str]:
@@ -360,7 +356,7 @@ def tokenize_captions(texts: Sequence[str]) -> Tokenization:
         lost = _first_dropped(composed_text, line)
         if lost:
             dropped[text] = lost
-        exact = not lost and not _unspaced_scripts(composed_text)
+        exact = not lost and not unspaced_scripts(composed_text)
         # Not at U+00A0: the tokenizer has it within a token, such as a phone number or `1 1/2`.
         tokens[text] = _without_punctuation(line.split(" ")) if exact else ptb_like(composed_text)
     return Tokenization(tokens=tokens, no_java=no_java, dropped=dropped)

@@ -171,7 +171,7 @@ class TokenizerParams:
     trim: bool = False  # of `source: vocab`: keep only the word pieces that occur in the training texts
     # for a tokenizer.json other than BERT's: pad, unk, cls, sep, mask -> a token, appended if the vocabulary lacks it
     special_tokens: dict[str, str] = field(default_factory=dict)
-    # percent of CIDEr-D that a dataset's texts keep when encoded and decoded; below it the stage stops, 0: never
+    # percent of CIDEr-D that texts of a dataset or language keep when encoded and decoded; below it the stage stops
     min_decoded_share: Annotated[float, Field(ge=0, le=100)] = 99.0
     min_answer_count: PositiveInt  # questions with an answer before it enters the answer vocabulary
     sources: list[str] = field(default_factory=list)  # datasets for the vocabulary and the answers; empty: all

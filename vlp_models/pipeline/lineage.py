@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlp_models.common.io import hash_path, read_json, write_json
+from vlp_models.common.io import hash_path, read_json, read_json_or_none, write_json
 from vlp_models.common.packages import dependency, recorded_packages, weights_dependency
 from vlp_models.common.source_hash import PACKAGE, code_hash
 from vlp_models.common.workspace import Workspace, run_git
@@ -61,7 +61,7 @@ def record_provenance(work: Path, provenance: Mapping[str, Any], detector_id: st
 
 
 def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, Any]:
-    """Return commit, lock files, data, validation, parents and DVC target of a fine-tuning run's checkpoint."""
+    """Return commit, locks, data, validation, vocabulary, parents and DVC target of a fine-tuning run's checkpoint."""
     checkpoint = f"finetune/{run}"
     config = read_json(workspace.checkpoint(checkpoint) / "config.json")
     return {
@@ -79,6 +79,7 @@ def lineage_record(params: Params, workspace: Workspace, run: str) -> dict[str, 
         "params": to_plain(params),
         "data": _describe_data(workspace),
         "validation": validation_record(workspace, config),
+        "vocabulary": read_json_or_none(workspace.reports / "tokenizer.json"),
         "parents": _parents(params, workspace, checkpoint, config),
         "target": f"finetune@{run}",
     }

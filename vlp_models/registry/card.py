@@ -28,6 +28,7 @@ def make_model_card(
     info: CheckpointInfo,
     scores: list[dict[str, Any]],
     lineage: Mapping[str, Any],
+    vocabulary: Mapping[str, Any] | None = None,
     not_served: str = "",
     holds_captions: bool = False,
 ) -> str:
@@ -35,21 +36,19 @@ def make_model_card(
 
     Args:
         headline: its main score (`describe_score`).
+        vocabulary: reports/tokenizer.json.
         not_served: why it cannot predict from an image; empty: it can.
         holds_captions: whether the bundle holds training captions to look up (tasks/caption_search.py).
     """
     sizes = ("hidden", "heads", "intermediate", "layers", "patch")
     size = ", ".join(f"{key} {info.model_config[key]}" for key in sizes if key in info.model_config)
     use = f"Not served: {not_served}." if not_served else "Input: an image, and a text if the task takes one."
-    if info.detector_id:
-        use += (
-            " The bundle holds the detector or backbone whose region features it was trained on "
-            f"(`{info.detector_id}`); with another detector it refuses to load."
-        )
-    else:
-        use += " It reads no regions: the bundle holds no detector."
-    if holds_captions:
-        use += " The bundle holds its training captions and looks them up."
+    regions = (
+        f" The bundle holds the detector or backbone whose region features it was trained on (`{info.detector_id}`); "
+        "with another detector it refuses to load."
+    )
+    use += regions if info.detector_id else " It reads no regions: the bundle holds no detector."
+    use += " The bundle holds its training captions and looks them up." if holds_captions else ""
     facts = "\n".join(f"- {key}: `{value}`" for key, value in lineage.items())
     return f"""# {name}
 
@@ -62,12 +61,23 @@ def make_model_card(
 {score_table(scores)}
 
 {UNSEEN}
+{describe_vocabulary(vocabulary)}
 
 Trained on the datasets named in the lineage. Scores on synthetic scenes say nothing about photographs.
 
 ## Lineage
 {facts}
 """
+
+
+def describe_vocabulary(report: Mapping[str, Any] | None) -> str:
+    """Return which part of CIDEr-D texts keep when encoded and decoded: with the vocabulary no caption scores higher.
+
+    Args:
+        report: reports/tokenizer.json; of older versions it lacks the shares.
+    """
+    shares = [f"{name} {share:.1f}%" for name, share in (report or {}).get("decoded_share", {}).items()]
+    return f"CIDEr-D that the vocabulary allows: {', '.join(shares)}." if shares else ""
 
 
 def describe_score(score: Mapping[str, Any], direction: str) -> str:

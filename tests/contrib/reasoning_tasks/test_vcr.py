@@ -12,6 +12,7 @@ from samples import with_values
 from toy_dataset import COLORS, Toy
 from toy_tasks import any_generator, double, learn, make, predict
 
+from vlp_models.contrib.reasoning_tasks.segments import encode_segments
 from vlp_models.contrib.reasoning_tasks.vcr import VCR
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -51,7 +52,7 @@ def test_loss_is_a_cross_entropy_over_four_per_subtask(toy: Toy, subtask: str) -
 
     def logit(sample: Sample, segments: tuple[str, ...]) -> float:  # one text and one image at a time
         alone = double(task_model.collate([sample]))
-        text = task_model.tokenizer.encode_segments([segments], 20)
+        text = encode_segments(task_model.tokenizer, [segments], 20)
         return float(task_model.head(task_model.model.fuse(alone.image, text).pooled_BP))
 
     expected = 0.0

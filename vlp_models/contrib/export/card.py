@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.registry.card import UNSEEN, score_table
+from vlp_models.registry.card import UNSEEN, describe_vocabulary, score_table
 from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
 
@@ -89,7 +89,7 @@ model.{task_class(info.task).example}
 {score_table(reported) if reported else "None are registered."}
 
 In percent, except for ranks; intervals over the test images. A score without an interval has too few test images.
-{UNSEEN}
+{UNSEEN} {describe_vocabulary(lineage.get("vocabulary"))}
 {weights}
 ## Data
 

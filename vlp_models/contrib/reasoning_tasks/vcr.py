@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from vlp_models.common.io import write_text
 from vlp_models.contrib.reasoning_tasks.scores import VCR_CHANCE, VCRResult, format_vcr_csv, score_vcr
+from vlp_models.contrib.reasoning_tasks.segments import encode_segments
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class VCR(TaskModel):
         hidden = any(sample["answer_label"] is None for sample in samples)
         texts = [self._texts(sample, hidden) for sample in samples]
         flat = [segments for question_texts in texts for segments in question_texts]
-        text = self.tokenizer.encode_segments(flat, self.info.max_text_len)
+        text = encode_segments(self.tokenizer, flat, self.info.max_text_len)
         # The texts of a question share its image.
         owners = [row for row, question_texts in enumerate(texts) for _ in question_texts]
         text = dataclasses.replace(text, owner_N=torch.tensor(owners, dtype=torch.int64))

@@ -33,6 +33,7 @@ from vlp_models.evaluation.report.records import (
 from vlp_models.evaluation.report.variants import VariantRow, variant_rows
 from vlp_models.metrics.bootstrap import MIN_GROUPS, NO_INTERVAL, explain_few
 from vlp_models.params import Params
+from vlp_models.registry.card import describe_vocabulary
 from vlp_models.registry.promotion.gate_rule import HUMAN, find_best_baseline, metric_direction
 from vlp_models.registry.promotion.ranking import describe_ranking
 from vlp_models.registry.receipts import describe_decision, hash_decisions, read_decisions
@@ -131,6 +132,7 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         facts=facts(params, workspace, records),
         warnings=warnings(params),
         notes=score_notes(records),
+        vocabulary=describe_vocabulary(read_if_exists(workspace.reports / "tokenizer.json")),
         headlines=main_figures,
         tables=tables,
         tested=tested,

@@ -483,6 +483,7 @@ def register(c: Context) -> Stage:
             *(f"reports/eval/{name}" for name in c.registered),
             *(f"reports/training/finetune/{name}.json" for name in c.registered),  # names the MLflow run of its curve
             "reports/validation.json",
+            "reports/tokenizer.json",
             "data/validated",  # an image for the smoke test
             *(["data/detector"] if c.regions else []),
             code("stages", "register"),
@@ -505,6 +506,7 @@ def report(c: Context) -> Stage:
             *(f"reports/curves/{run}.csv" for run in c.trained),
             *(f"reports/figures/pretrain/{name}.json" for name in c.params.pretrain),
             "reports/validation.json",
+            "reports/tokenizer.json",
             *(["reports/detector.json", "data/features"] if c.regions else []),
             "data/validated",
             "data/shards/manifest.json",

@@ -163,6 +163,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
     from vlp_models.registry.versions import VARIANT_HASH, VersionRecord
 
     ranked, bundle = bundled.ranked, bundled.bundle
+    lineage = lineage_record(params, workspace, ranked.run)
     name = model_name(params.tracking, bundled.task)
     facts = lineage_tags(
         workspace.root,
@@ -220,13 +221,14 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
             info=bundled.info,
             scores=ranked.scores,
             lineage=facts | names,
+            vocabulary=lineage["vocabulary"],
             not_served=bundled.not_served,
             holds_captions=(bundle / SEARCH / CAPTIONS).exists(),
         ),
         prediction=bundled.prediction,
         inputs=inputs,
         training_run_id=find_training_run(client, workspace.training(f"finetune/{ranked.run}")),
-        lineage=lineage_record(params, workspace, ranked.run),
+        lineage=lineage,
         lineage_files=lineage_files(workspace),
     )
 

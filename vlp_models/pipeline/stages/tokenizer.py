@@ -2,14 +2,14 @@
 
 The vocabulary comes from the train split only; the answers come from train and val, as in VQA v2.
 
-A vocabulary that does not fit the language of a dataset stops the stage: its texts, encoded and decoded, are scored
-against themselves by CIDEr-D.
+A vocabulary that does not fit a dataset or one of its languages stops the stage: its texts, encoded and decoded, are
+scored against themselves by CIDEr-D.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.data.joins import Database, number_rows
 from vlp_models.data.mapped import MappedValues
-from vlp_models.data.tables import SCHEMAS, SPLITS, stream_table
+from vlp_models.data.tables import SCHEMAS, SPLITS, read_languages, stream_table
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.data.views import TABLES
 from vlp_models.errors import DataError, ParamsError
+from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import ptb_like
 from vlp_models.params import Params, TokenizerParams, to_plain
@@ -54,15 +55,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         # The corpus is on disk, so it may be larger than memory.
         with read_texts(validated, p.sources, workspace) as (texts, questions, corpus):
             tokenizer = make_tokenizer(p, texts, workspace)
-            shares = {source: _decoded_share(tokenizer, rows, source, p) for source, rows in corpus.sample().items()}
+            shares = _check_decoding(tokenizer, corpus.sample(), p)
             answers = build_answer_vocabulary(questions, p.min_answer_count)
         with output_directory(workspace.tokenizer) as directory:
             tokenizer.save(directory)
             write_json(directory / "answers.json", answers)
             # Equal vocabularies give equal outputs, whatever the names of the datasets that they come from.
-            settings = {k: value for k, value in to_plain(p).items() if k not in ("sources", "min_decoded_share")}
-            if not p.special_tokens:
-                del settings["special_tokens"]
+            unrecorded = ("sources", "min_decoded_share", *([] if p.special_tokens else ["special_tokens"]))
+            settings = {key: value for key, value in to_plain(p).items() if key not in unrecorded}
             counts = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
             write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
         report = {**counts, "texts": len(texts), "questions": len(questions), "decoded_share": shares}
@@ -137,15 +137,19 @@ class _Corpus:
         return bool(self._database.value("SELECT count(*) FROM rows"))
 
     def sample(self) -> dict[str, list[str]]:
-        """Return dataset -> texts of its training images, at most SAMPLE rows of each column."""
+        """Return dataset -> texts of its training images, at most SAMPLE rows of each column.
+
+        `DATASET (LANGUAGE)` has all captions of the same images in a language, if captions name theirs.
+        """
         texts: dict[str, list[str]] = defaultdict(list)
+        captioned: set[str] = set()  # images
         for name, view in TABLES.items():
             for column in view.text_columns if view.has_image else ():
                 if not self._load(name, column.name):
                     continue
                 # every n-th row of a dataset: n is its number of rows / SAMPLE, rounded up
                 for rows in self._database.stream(
-                    f'SELECT source, "{column.name}" FROM (SELECT i.source, r.*, '
+                    f'SELECT source, image_id, "{column.name}" FROM (SELECT i.source, r.*, '
                     "row_number() OVER (PARTITION BY i.source ORDER BY r.row) - 1 AS number, "
                     "count(*) OVER (PARTITION BY i.source) AS total "
                     "FROM rows r JOIN images i ON r.image_id = i.image_id WHERE i.split = 'train') "
@@ -153,6 +157,10 @@ class _Corpus:
                 ):
                     for source in pc.unique(rows["source"]).to_pylist():
                         texts[source] += column.texts(rows.filter(pc.equal(rows["source"], source)))
+                    captioned.update(rows["image_id"].to_pylist() if name == "captions" else [])
+        for language, captions in read_languages(self._validated, captioned).items():
+            for image_id, texts_of_image in captions.items():
+                texts[f"{image_id.partition('/')[0]} ({language})"] += texts_of_image
         return dict(sorted(texts.items()))
 
     def _choose(self, rows: pa.Table, splits: Sequence[str]) -> pa.Table:
@@ -160,7 +168,7 @@ class _Corpus:
         return rows.filter(pc.is_in(rows["source"], value_set=pa.array(self._sources))) if self._sources else rows
 
 
-def make_tokenizer(p: TokenizerParams, texts: MappedValues, workspace: Workspace) -> Tokenizer:
+def make_tokenizer(p: TokenizerParams, texts: Collection[str], workspace: Workspace) -> Tokenizer:
     accents = None if p.strip_accents == "auto" else p.strip_accents
     if p.source == "vocab":
         tokenizer = _given(p, accents, workspace)
@@ -198,33 +206,43 @@ def _given(p: TokenizerParams, accents: bool | None, workspace: Workspace) -> To
     return tokenizer
 
 
-def _decoded_share(tokenizer: Tokenizer, texts: Sequence[str], source: str, p: TokenizerParams) -> float:
-    """Return the CIDEr-D of decoded texts against the texts themselves, in percent of that of the texts.
+def _check_decoding(tokenizer: Tokenizer, samples: Mapping[str, Sequence[str]], p: TokenizerParams) -> dict[str, float]:
+    """Return the share of each sample, and raise a DataError if that of a dataset is below `min_decoded_share`.
 
-    Words are those of the caption scores, which ignore case and punctuation. Raises a DataError if it is below
-    `min_decoded_share`.
+    So does a language of a dataset with at least `MIN_GROUPS` texts: a single caption in another one stops nothing.
+    """
+    shares = {}
+    for name, texts in samples.items():
+        shares[name], example = decoded_share(tokenizer, texts)
+        if shares[name] < p.min_decoded_share and (len(texts) >= MIN_GROUPS or "(" not in name):
+            # the command that makes a vocabulary that fits
+            settings = {"strip_accents": "false", "min_frequency": 1, "vocab_size": max(8000, 2 * p.vocab_size)}
+            trained = "vlp use " + " ".join(f"--set tokenizer.{key}={value}" for key, value in settings.items())
+            raise DataError(
+                f"data.{name}: the vocabulary loses marks or words: texts keep {shares[name]}% of their CIDEr-D when "
+                f"encoded and decoded (`tokenizer.min_decoded_share` in params.yaml: {p.min_decoded_share:g}%), such "
+                f"as {example}; run `{OWN_VOCABULARY if p.source == 'vocab' else trained}`"
+            )
+    return shares
+
+
+def decoded_share(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[float, str]:
+    """Return the CIDEr-D of decoded texts against the texts themselves, in percent of that of the texts, and a text
+    that changes most: `'before' -> 'after'`; empty if none does.
+
+    Words are those of the caption scores, which ignore case and punctuation.
     """
     words = [ptb_like(text).split() for text in texts]
     decoded = [tokenizer.reproduce(text) for text in texts]
-    decoded_words = [ptb_like(text).split() for text in decoded]
     counted = DocumentFrequencies.count([text] for text in words)
     # One document more than there are, or an n-gram of all texts would have no weight.
     frequencies = DocumentFrequencies(counted.images + 1, counted.words, counted.counts)
     scorer = CiderD(frequencies, lambda number: [words[int(number)]])
     # [N, 2]: of each text as it was, and decoded
-    pairs = zip(words, decoded_words, strict=True)
+    pairs = zip(words, (ptb_like(text).split() for text in decoded), strict=True)
     score_N2 = np.array([scorer.score(str(number), pair) for number, pair in enumerate(pairs)])
     texts_sum, decoded_sum = score_N2.sum(axis=0)
     share = round(100 * float(decoded_sum / texts_sum), 2) if texts_sum else 100.0
-    if share < p.min_decoded_share:
-        # an example, and the command that makes a vocabulary that fits
-        changed = next(i for i, text in enumerate(words) if text != decoded_words[i])
-        settings = {"strip_accents": "false", "min_frequency": 1, "vocab_size": max(8000, 2 * p.vocab_size)}
-        trained = "vlp use " + " ".join(f"--set tokenizer.{key}={value}" for key, value in settings.items())
-        command = OWN_VOCABULARY if p.source == "vocab" else trained
-        raise DataError(
-            f"data.{source}: the vocabulary loses marks or words: texts keep {share}% of their CIDEr-D when "
-            f"encoded and decoded (`tokenizer.min_decoded_share` in params.yaml: {p.min_decoded_share:g}%), such as "
-            f"'{texts[changed]}' -> '{decoded[changed]}'; run `{command}`"
-        )
-    return share
+    losses = score_N2[:, 0] - score_N2[:, 1]
+    worst = int(losses.argmax())
+    return share, f"'{texts[worst]}' -> '{decoded[worst]}'" if losses[worst] > 0 else ""
