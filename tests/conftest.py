@@ -43,6 +43,7 @@ BORROWERS = {
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
     "contrib/plugin_kit/test_new_plugins.py": ["reasoning_tasks"],
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
+    "contrib/demo_page/test_corrections.py": ["ingest"],
     "contrib/drift/test_drift.py": ["ingest"],
     "contrib/forgetting/test_withdrawn.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],

@@ -75,6 +75,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},
     },
+    "label": {},
     "languages": {"fitting_presets": {"vocabulary": "vlp_models.contrib.languages.vocabulary:choose_vocabulary"}},
     "launchers": {
         "params": {

@@ -100,7 +100,7 @@ def test_page_in_a_browser(
     from vlp_models.contrib.demo_page.app import serving
 
     monkeypatch.setattr(occlusion, "NEGLIGIBLE", 0.0)  # losses of untrained models are small
-    page: Page = make_page(params, here, runs=["own-vqa"])
+    page: Page = make_page(params, here, runs=["own-vqa"], corrections=True)
     expected, answered = page.caption(str(photo)), page.answer(str(photo), "what is it ?")
     assert expected.overlay is not None and "thick ones matter most" in expected.overlay.note
     broken = here.root / "broken.png"
@@ -133,6 +133,13 @@ def test_page_in_a_browser(
         assert "vlp-captioning version 1 (champion; model tden)" in tab.locator("#caption").inner_text()
         assert tab.locator("#note textarea, #note input").input_value() == expected.overlay.note
         _check_boxes(tab, expected.overlay, photo, tmp_path / "captioned.png")
+        tab.locator("#correction button").first.click()
+        assert tab.locator("#corrected textarea").input_value() == expected.caption
+        tab.locator("#corrected textarea").fill("shapes on a wall")
+        tab.locator("#send").click()
+        tab.wait_for_function("document.querySelector('#sent textarea, #sent input')?.value.startsWith('Thank you.')")
+        (correction,) = (here.root / params.ingest.inbox).iterdir()
+        assert f"{expected.caption}\n" in (correction / "pairs.csv").read_text().replace("\r\n", "\n")
         tab.locator("#question textarea, #question input").fill("what is it ?")
         tab.locator("#ask").click()
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")

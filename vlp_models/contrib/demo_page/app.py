@@ -25,6 +25,7 @@ MAX_AGE = 3600  # seconds that an uploaded photo stays on disk, and between clea
 PRIVACY = (
     "Nothing leaves the machine that serves this page. Uploads are deleted when the page stops, or after two hours."
 )
+KEPT = "A photo with a caption that you correct is kept, together with your caption, for the next training."
 PERCENTAGES = "Each percentage belongs to that answer alone, so they need not add up to 100."
 STYLE = """
 .gradio-container {max-width: 1180px !important; margin: 0 auto !important}
@@ -100,6 +101,16 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
                             _text(gr, opening.beam, beam_label, "beam"),
                             _text(gr, opening.greedy, "Caption by the most likely next word", "greedy"),
                         ]
+            # The caption that is shown stays on the server, so that a correction records the true one.
+            caption = gr.State(opening.caption)
+            corrected = sent = None
+            if page.captions and page.corrections:
+                with gr.Accordion("Correct this caption", open=False, elem_id="correction"):
+                    corrected = gr.Textbox(opening.caption, label="Your caption", elem_id="corrected")
+                    corrector = gr.Textbox(label="Your name", placeholder="optional", max_lines=1, elem_id="corrector")
+                    send = gr.Button("Send", elem_id="send")
+                    gr.Markdown(KEPT)
+                    sent = gr.Textbox(label="Sent", visible=False, interactive=False, elem_id="sent")
             if page.neighbors:
                 gr.Markdown("The most similar training photos:")
                 similar = gr.Gallery(
@@ -148,15 +159,17 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
         # Without a captioner `captions` is empty, and so are the texts; otherwise one per field.
         texts = [result.caption, result.beam, result.greedy][: len(captions)]
         shown = [_show(gr, text) for text in (note, *texts)]
+        correction = [result.caption, _hide(gr)] if corrected is not None else []
         # In the order of `fields`.
         return [
             *(path, picture, *shown),
             *(_hide(gr) for _ in cleared),
             *(list(result.photos) for _ in galleries),
-            _show(gr, result.problem),
+            *(_show(gr, result.problem), result.caption, *correction),
         ]
 
-    fields = [current, picture, note, *captions, *cleared, *galleries, problem]
+    correction_fields = [corrected, sent] if corrected is not None else []
+    fields = [current, picture, note, *captions, *cleared, *galleries, problem, caption, *correction_fields]
     # Not `change`: an example empties the upload, which must not empty the page.
     for event in (photo.upload, photo.clear):
         event(describe, photo, fields, **one_at_a_time)
@@ -168,6 +181,14 @@ def _photo_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
 
         choose.__annotations__["event"] = gr.SelectData  # Gradio passes the event by this type
         examples.select(choose, None, [photo, *fields], **one_at_a_time)
+
+    if corrected is not None:
+
+        def correct(path: str | None, shown: str, text: str, by: str) -> list[Any]:
+            result = page.correct(path, shown, text, by)
+            return [_show(gr, result.caption), _show(gr, result.problem)]
+
+        send.click(correct, [current, caption, corrected, corrector], [sent, problem], **one_at_a_time)
 
     if page.answerer:
 

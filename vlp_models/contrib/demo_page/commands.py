@@ -34,6 +34,13 @@ def demo(
     split: Annotated[
         str, typer.Option(help="The images to search, and the examples to click: train, val or test.")
     ] = "test",
+    corrections: Annotated[
+        bool | None,
+        typer.Option(
+            help="Let visitors correct captions, which go to the inbox (`ingest.inbox`); default: on localhost only.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Try the champion models on a web page: caption an image, ask about it, search images by text.
 
@@ -45,7 +52,8 @@ def demo(
 
     check_installed()
     with announced("loading the models"):
-        page = make_page(load_params(), Workspace(), runs=runs or (), split=split)
+        accepts = host in LOOPBACK if corrections is None else corrections
+        page = make_page(load_params(), Workspace(), runs=runs or (), split=split, corrections=accepts)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
     signal.signal(signal.SIGTERM, _terminate)  # uploaded images are deleted before it ends
@@ -61,16 +69,22 @@ def _terminate(received: int, frame: Any) -> None:
     raise Terminated()
 
 
-def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test") -> Page:
+def make_page(
+    params: Params, workspace: Workspace, *, runs: Sequence[str] = (), split: str = "test", corrections: bool = False
+) -> Page:
     """Return the page with each task's champion, or the newest version of one of `runs`.
 
     The page shows a message in place of a model that cannot be loaded, and nearest-neighbor captions in place of a
     captioner that is not better.
 
+    Args:
+        corrections: accept corrected captions, if `ingest.inbox` names a folder.
+
     Raises:
         DataError: no model can be loaded, or a run has no registered version.
     """
     from vlp_models.cli.predict import describe_neighbors, open_neighbors
+    from vlp_models.contrib.demo_page.corrections import Corrections
     from vlp_models.contrib.demo_page.handlers import Page, PhotoModel
     from vlp_models.contrib.demo_page.photos import PhotoSearch, find_examples, photo_finder
     from vlp_models.contrib.demo_page.version_card import make_version_card
@@ -116,7 +130,11 @@ def make_page(params: Params, workspace: Workspace, *, runs: Sequence[str] = (),
                 missing[task] = f"{version.name} version {version.version} cannot be used: {error}"
     if not models:
         raise DataError(f"vlp demo: no model to show. {' '.join(f'{task}: {why}' for task, why in missing.items())}")
-    return Page(**models, missing=missing, examples=find_examples(workspace, split))
+    examples = find_examples(workspace, split)
+    if corrections and params.ingest.inbox:
+        inbox, evaluation = workspace.root / params.ingest.inbox, examples if split != "train" else ()
+        models["corrections"] = Corrections(inbox=inbox, rules=params.validate, evaluation=evaluation)
+    return Page(**models, missing=missing, examples=examples)
 
 
 def _explain_missing(params: Params, task: str) -> str:

@@ -31,6 +31,7 @@ from vlp_models.errors import VLPError
 from vlp_models.serving.predictor import Predictor
 
 if TYPE_CHECKING:
+    from vlp_models.contrib.demo_page.corrections import Corrections
     from vlp_models.serving.neighbors import NeighborCaptioner
     from vlp_models.tasks.captioning import Captioning
 
@@ -117,6 +118,7 @@ class Page:
     training_photo  returns the file of one of its photos, or None
     missing   task -> why it has no model, and what to do
     examples  files of photos to click
+    corrections  where corrected captions go; None: the page accepts none
     lock      one prediction at a time
     """
 
@@ -128,6 +130,7 @@ class Page:
     search_card: VersionCard | None = None
     missing: Mapping[str, str]
     examples: Sequence[Path] = ()
+    corrections: Corrections | None = None
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -208,6 +211,17 @@ class Page:
                 with suppress(VLPError):
                     photos.append((scale_for_page(open_photo(path), THUMBNAIL), caption))
         return photos
+
+    def correct(self, path: str | None, shown: str, caption: str, by: str) -> Result:
+        """Put a corrected caption of a photo into the inbox. shown: the caption that the page shows."""
+        if self.corrections is None or not path or not shown:
+            return Result(problem=NO_PHOTO)
+        version = self.version_title("captioning") if self.captioner else "the captions of similar photos"
+        try:
+            name = self.corrections.save(Path(path), caption=caption, by=by, version=version, draft=shown)
+        except (VLPError, OSError) as error:
+            return Result(problem=_as_sentence(error))
+        return Result(caption=f"Thank you. It is in the inbox as {name}; `vlp ingest` checks it.")
 
     def answer(self, path: str | None, question: str) -> Result:
         """Answer a question about an uploaded photo."""
@@ -313,7 +327,7 @@ def _describe_effect(occlusion: Occlusion, kind: str, method: str) -> str:
     return f"The thick ones matter most to this {kind} ({method} in turn): {'; '.join(effects)}."
 
 
-def _as_sentence(error: VLPError) -> str:
+def _as_sentence(error: VLPError | OSError) -> str:
     # The first 400 characters: a library's message may be long.
     text = str(error).strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:400]}."

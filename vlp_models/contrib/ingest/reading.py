@@ -17,8 +17,7 @@ from vlp_models.contrib.ingest.index import BLOCK, signed
 from vlp_models.contrib.ingest.submissions import Submission
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
 from vlp_models.curation.duplicates.hashes import HashJob, hash_all, stored_name
-from vlp_models.curation.validation.columns import text_columns
-from vlp_models.curation.validation.rules import passes, rules_for
+from vlp_models.curation.validation.rules import broken_rule, caption_rules
 from vlp_models.curation.validation.text import caption_key
 from vlp_models.data.formats.base import RecordError, Tables, get_sentence, printable
 from vlp_models.data.formats.pairs import read_group, read_image_name, read_language, read_pairs, read_split
@@ -68,7 +67,7 @@ class Staging:
         if submission.listing.stat().st_size > MAX_LISTING:
             raise DataError(f"{submission.listing}: more than {MAX_LISTING >> 30} GiB; split the submission")
         # the rules of captions that `validate` applies later, so that no accepted pair is refused there
-        rules = [rule for rule in rules_for("captions", params) if rule.column in ("text", *text_columns(""))]
+        rules = caption_rules(params)
         tables = Tables()
         run = self.connection.execute
         run("BEGIN")
@@ -100,10 +99,8 @@ class Staging:
                 elif group not in ("", together):
                     reason = f"the image is of group {group!r} here and of {together!r} elsewhere"
                     raise RecordError(reason, rule="group_unique")
-                columns = {"text": caption, **text_columns(caption)}
-                for rule in rules:
-                    if not passes(rule.check, columns[rule.column]):
-                        raise RecordError(rule.reason.format_map(columns), rule=rule.name)
+                if broken := broken_rule(caption, rules):
+                    raise RecordError(broken[1], rule=broken[0])
             except RecordError as error:
                 self._add_bad(provenance, error.rule, str(error))
                 continue

@@ -6,9 +6,11 @@ A rule checks one column, of the table itself or derived (columns.py). Nulls bre
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlp_models.curation.validation.columns import text_columns
 from vlp_models.data.tables import ID_COLUMN, SPLITS
 from vlp_models.data.views import TABLES
 from vlp_models.params import ValidateParams
@@ -92,6 +94,18 @@ def passes(check: Check, value: Any) -> bool:
         low = check.low is None or (value > check.low if check.above else value >= check.low)
         return low and (check.high is None or value <= check.high)
     return re.search(check.pattern, value) is not None
+
+
+def caption_rules(params: ValidateParams) -> list[Rule]:
+    """Return the rules that a caption's text alone decides."""
+    return [rule for rule in rules_for("captions", params) if rule.column in ("text", *text_columns(""))]
+
+
+def broken_rule(text: str, rules: Sequence[Rule]) -> tuple[str, str] | None:
+    """Return the name of the first rule that a text breaks, and the reason; None if the text is valid."""
+    columns = {"text": text, **text_columns(text)}
+    rule = next((rule for rule in rules if not passes(rule.check, columns[rule.column])), None)
+    return None if rule is None else (rule.name, rule.reason.format_map(columns))
 
 
 def rules_for(table: str, params: ValidateParams) -> list[Rule]:

@@ -267,7 +267,7 @@ def read_csv(
     # csv needs line ends to find cells of several lines
     lines = (line + "\n" for line in open_lines(path, "a csv with a header", universal=True))
     first_line = next(lines, "")
-    delimiter = _delimiter_of(first_line, needed, delimiter)
+    delimiter = delimiter_of(first_line, needed, delimiter)
     standard_names = {name.lower(): name for name in (*needed, *optional)}
     header: list[str] = []
     for number, cells in _parse(itertools.chain([first_line], lines), delimiter, path, tables, table):
@@ -308,7 +308,7 @@ def read_csv(
         raise DataError(f"{path}: {state}; expected a header line that names {', '.join(needed)}")
 
 
-def _delimiter_of(first_line: str, needed: Sequence[str], usual: str) -> str:
+def delimiter_of(first_line: str, needed: Sequence[str], usual: str) -> str:
     """Return what separates the needed columns in a header: spreadsheets of many countries write `;`."""
     for delimiter in (usual, ";", "\t", ","):
         if set(needed) <= {name.strip(' "\n').lower() for name in first_line.split(delimiter)}:

@@ -71,6 +71,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 NO_LANGUAGE = "captions whose `lang` is blank or no language code: unknown"
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 NEEDED, OPTIONAL = ("image", "caption"), ("split", "group", "lang")  # columns
+LABELED = ("labeled_by", "labeled_at", "label_draft")  # who wrote a caption, when and from what; training reads none
 CHECKED_IMAGES = 1000  # whose files `check_pairs` looks for
 MISSING = "missing"  # in the place of a split
 
@@ -236,6 +237,7 @@ def _records(name: str, params: PairsParams, base: Path, tables: Tables) -> Iter
         captions = f"{prefix}{path.name}:" if in_folder[path.parent] > 1 else prefix
         for provenance, record in read_pairs(path, tables):
             yield path, prefix, captions + provenance.rpartition(":")[2], provenance, record
+        tables.ignored.difference_update(LABELED)
 
 
 def _read_mention(record: Row, path: Path, prefix: str) -> Row:

@@ -1,0 +1,1 @@
+"""`vlp label`: a page on which people caption photos, from a draft that they accept or correct."""
