@@ -68,11 +68,7 @@ def caption(
         _print_captions(neighbors.caption, images)
     else:
         predictor = _open_predictor("captioning", model)
-
-        def make_captions(paths: Sequence[str]) -> list[str]:
-            return [result["caption"] for result in predictor.predict(paths)]
-
-        _print_captions(make_captions, images)
+        _print_captions(lambda paths: [result["caption"] for result in predictor.predict(paths)], images)
 
 
 def _print_captions(make: Callable[[Sequence[str]], list[str]], images: Sequence[str]) -> None:

@@ -169,7 +169,8 @@ def gain_over_seeds(
 
     # The two tests.
     values_C, sizes_C = _cells(shares_G)
-    chance_S = _random_signs(values_C, sizes_C, resamples, seed)
+    # The sum of the shares, each with a random sign.
+    chance_S = np.concatenate([signs_SC @ values_C for signs_SC in _batches(_draw_signs, sizes_C, resamples, seed)])
     (losses_S, low_end_S), (gains_S, high_end_S) = (
         _hidden_losses(side * values_C, sizes_C, float(np.ptp(shares_RG)), resamples, seed) for side in (1.0, -1.0)
     )
@@ -245,11 +246,6 @@ def _cells(shares_G: FloatArray) -> tuple[FloatArray, NDArray[np.int64]]:
         if len(sizes_C) <= CELLS:
             break
     return np.bincount(cell_G, weights=shares_G) / sizes_C, sizes_C
-
-
-def _random_signs(values_C: FloatArray, sizes_C: NDArray[np.int64], resamples: int, seed: int) -> FloatArray:
-    """Draw the sum of the shares, each with a random sign [S]."""
-    return np.concatenate([signs_SC @ values_C for signs_SC in _batches(_draw_signs, sizes_C, resamples, seed)])
 
 
 def _hidden_losses(

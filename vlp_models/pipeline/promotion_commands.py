@@ -104,7 +104,7 @@ def _record_decision(context: PromotionContext, workspace: Workspace, decision: 
     """Write reports/promotion/TASK.json, and state the decision where MLflow shows the version."""
     from vlp_models.registry.versions import describe_gate
 
-    write_json(report_path(workspace, decision.task), decision.to_plain())
+    write_json(workspace.reports / "promotion" / f"{decision.task}.json", decision.to_plain())
     if decision.version is not None:
         describe_gate(context.client, decision.model, decision.version, describe_decision(decision.to_plain()))
 
@@ -167,10 +167,6 @@ def ledger_champion(params: Params, workspace: Workspace, task: str) -> int | No
     from vlp_models.registry.client import model_name
 
     return open_ledger(params, workspace).state(model_name(params.tracking, task)).champion
-
-
-def report_path(workspace: Workspace, task: str) -> Path:
-    return workspace.reports / "promotion" / f"{task}.json"
 
 
 def _make_context(params: Params, workspace: Workspace, task: str, user: str) -> PromotionContext:

@@ -103,14 +103,13 @@ def score_table(scores: Sequence[Mapping[str, Any]]) -> str:
         for metric, scored in parts.items():
             value = "not computed" if scored.get("value") is None else f"{scored['value']:.2f}"
             interval = f"{scored['low']:.2f} to {scored['high']:.2f}" if scored.get("low") is not None else ""
-            baselines = ", ".join(_describe_baseline(*item) for item in (scored.get("baselines") or {}).items())
+            baselines = ", ".join(
+                f"{name} {baseline['value'] if isinstance(baseline, Mapping) else baseline:.2f}"
+                for name, baseline in (scored.get("baselines") or {}).items()
+            )
             cells = [score["dataset"], score["split"], metric, value, interval, str(scored.get("n", "")), baselines]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _describe_baseline(name: str, baseline: float | Mapping[str, Any]) -> str:
-    return f"{name} {baseline['value'] if isinstance(baseline, Mapping) else baseline:.2f}"
 
 
 def make_signature(task: str, prediction: Mapping[str, Any]) -> Any:

@@ -62,8 +62,4 @@ def _copy_misread_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, 
 def _hook_gradient(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
     # Only a dimension of size one makes a layout ambiguous; other outputs get no hook.
     if output.requires_grad and output.device.type == "cpu" and output.dim() in CHANNELS_LAST and 1 in output.shape:
-        output.register_hook(_copy_misread_gradient)
-
-
-def _copy_misread_gradient(gradient: Tensor) -> Tensor:
-    return gradient.contiguous() if is_misread(gradient) else gradient
+        output.register_hook(lambda gradient: gradient.contiguous() if is_misread(gradient) else gradient)

@@ -64,7 +64,8 @@ def unchanged_inputs(workspace: Workspace, params_file: str, stage: str, key: st
                 "recorded. Run the same command again"
             )
     # DVC reads the file once more, when this process has ended: it compares with this record.
-    record_params(workspace.root, f"{stage}@{key}" if key else stage, content)
+    # params.yaml as the stage used it, for `check_recorded_params`
+    write_text(workspace.root / FOLDER / f"{stage}{'@' if key else ''}{key}.yaml", content)
 
 
 def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) -> None:
@@ -77,11 +78,6 @@ def _check_settings(params: Params, workspace: Workspace, stage: str, key: str) 
     file = workspace.root / evaluate_settings(task)
     if file.exists() and read_json(file) != planned_settings(params, task):
         raise ParamsError(f"params.yaml: `evaluate` was edited after the stage `plan` ran; run `vlp run {stage}@{key}`")
-
-
-def record_params(root: Path, stage: str, content: str) -> None:
-    """Store params.yaml as a stage used it, for `check_recorded_params`."""
-    write_text(root / FOLDER / f"{stage}.yaml", content)
 
 
 def clear_records(root: Path) -> None:
