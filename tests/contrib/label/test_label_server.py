@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import Client, LabelServer, make_project
+from label_project import Client, LabelServer, make_project
 from PIL import Image
 from typer.testing import CliRunner
 
