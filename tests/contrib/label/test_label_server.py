@@ -79,7 +79,7 @@ def test_a_killed_server_continues_and_an_answer_sent_twice_is_written_once(tmp_
         seen_images.append(shown["image"])
         shown = client.answer(shown["image"], f"a photo of {shown['image']}")["shown"]
     assert len(seen_images) == 4
-    assert client.post("/undo", **_undo(label))["shown"]["image"] == first
+    assert client.post("/undo", 200, **_undo(label))["shown"]["image"] == first
     assert first not in {row["image"] for row in rows(server)}
     assert "no longer in pairs.csv" in client.post("/undo", 422, **_undo(label))["problem"]
 
