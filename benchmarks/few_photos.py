@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,42 +45,52 @@ SETTINGS = ("tracking.uri=", "validate.max_bad_fraction=0.2", "evaluate.splits=[
 VAL, TEST, SAMPLES = 40, 300, 8
 
 
-def write_pairs(flickr8k: Path, pairs: Path, photos: int, draw: int) -> None:
-    """Write pairs.csv: `photos` of train, and of dev always the same ones for val and test.
-
-    A caption that a photo has twice is written once.
-    """
-    captions: dict[str, list[str]] = {}
+def read_captions(flickr8k: Path) -> dict[str, list[str]]:
+    """Return photo -> its captions; one that a photo has twice is returned once."""
+    captions: dict[str, dict[str, None]] = {}
     with (flickr8k / "captions.txt").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            captions.setdefault(row["image"], []).append(row["caption"])
+            captions.setdefault(row["image"], {})[row["caption"]] = None
+    return {photo: list(texts) for photo, texts in captions.items()}
 
-    def shuffled(name: str, seed: int) -> list[str]:
-        listed = (flickr8k / f"Flickr_8k.{name}Images.txt").read_text().split()
-        found = sorted(photo for photo in listed if photo in captions and (flickr8k / "Images" / photo).exists())
-        random.Random(seed).shuffle(found)
-        return found
 
-    train, dev = shuffled("train", draw), shuffled("dev", 0)
-    if len(train) < photos or len(dev) < VAL + TEST:
-        sys.exit(f"{flickr8k}: {len(train):,} train and {len(dev):,} dev photos with captions; needs {photos} and 340")
-    splits = {"train": train[:photos], "val": dev[:VAL], "test": dev[VAL : VAL + TEST]}
+def list_photos(flickr8k: Path, captions: Mapping[str, Sequence[str]], name: str, seed: int) -> list[str]:
+    """Return the photos of an official list that exist and have captions, shuffled."""
+    listed = (flickr8k / f"Flickr_8k.{name}Images.txt").read_text().split()
+    photos = sorted(photo for photo in listed if photo in captions and (flickr8k / "Images" / photo).exists())
+    random.Random(seed).shuffle(photos)
+    return photos
+
+
+def write_listing(flickr8k: Path, pairs: Path, rows: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """Write pairs.csv next to a link to the photos. rows: split -> photo -> captions."""
     pairs.mkdir(parents=True)
     (pairs / "Images").symlink_to(flickr8k.absolute() / "Images")
     with (pairs / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "caption", "split"])
-        for split, own in splits.items():
-            writer.writerows([f"Images/{p}", text, split] for p in own for text in dict.fromkeys(captions[p]))
+        for split, photos in rows.items():
+            writer.writerows([f"Images/{photo}", text, split] for photo, texts in photos.items() for text in texts)
 
 
-def run_stages(workspace: Workspace, settings: list[str]) -> dict[str, float]:
+def write_pairs(flickr8k: Path, pairs: Path, photos: int, draw: int) -> None:
+    """Write pairs.csv: `photos` of train, and of dev always the same ones for val and test."""
+    captions = read_captions(flickr8k)
+    train, dev = list_photos(flickr8k, captions, "train", draw), list_photos(flickr8k, captions, "dev", 0)
+    if len(train) < photos or len(dev) < VAL + TEST:
+        sys.exit(f"{flickr8k}: {len(train):,} train and {len(dev):,} dev photos with captions; needs {photos} and 340")
+    splits = {"train": train[:photos], "val": dev[:VAL], "test": dev[VAL : VAL + TEST]}
+    rows = {split: {photo: captions[photo] for photo in names} for split, names in splits.items()}
+    write_listing(flickr8k, pairs, rows)
+
+
+def run_stages(workspace: Workspace, settings: Sequence[str], stages: Sequence[str] = STAGES) -> dict[str, float]:
     """Apply the preset and run its stages; return the seconds of each."""
     shutil.copy(ROOT / "params.yaml", workspace.root)
     file = workspace.root / "params.yaml"
     apply_overlay(file, find_preset("few-pairs"), [*SETTINGS, *settings])
     params, seconds = load_params(file), {}
-    for stage in STAGES:
+    for stage in stages:
         name, _, key = stage.partition(" ")
         start = time.perf_counter()
         importlib.import_module(f"vlp_models.pipeline.stages.{name}").run(params, workspace, key)

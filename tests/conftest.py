@@ -28,6 +28,7 @@ from vlp_models.contrib import CONTRIB as FOLDERS
 CONTRIB = Path(__file__).parents[1] / "vlp_models" / "contrib"
 # Tests that try their subject on the samples or readers of other contrib folders -> those folders
 BORROWERS = {
+    "benchmarks/test_labeling.py": ["label"],
     "cli/test_presets.py": [
         "augment",
         "detector",
