@@ -1,4 +1,5 @@
-"""Take the screenshots of the docs: Prefect, MLflow, validation, the report and the demo page, in headless Chromium.
+"""Take the screenshots of the docs: Prefect, MLflow, validation, the report, the demo page and
+the labeling page, in headless Chromium.
 
     make pictures           (= python docs/pictures/take.py, in a project where `make demo` has run)
 
@@ -17,6 +18,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -42,14 +44,18 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(command: list[str], health: str, environment: dict[str, str], log: Path) -> Iterator[None]:
+def server(
+    command: list[str], health: str, environment: dict[str, str], log: Path, folder: Path = ROOT
+) -> Iterator[None]:
     """Run a server during the block.
 
     Raises:
         TimeoutError: it does not respond within `READY` seconds.
     """
     with log.open("w") as sink:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=sink, stderr=sink, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + READY
         while True:
@@ -235,6 +241,45 @@ def _page(camera: Camera, home: Path, name: str, photo: Path, question: str, wan
     _shrink(HERE / f"{name}.png", 256)
 
 
+def label_page(camera: Camera, home: Path) -> None:
+    """Take the labeling page of a project of synthetic web scenes, 48 of 120 captioned."""
+    project, name = home / "labels", "pairs"
+    project.mkdir()
+    shutil.copy(ROOT / "params.yaml", project)
+    data = f"data.{name}={{format: pairs, root: data/raw/{name}, pairs: pairs.csv}}"
+    generate = f"generate.{name}={{generator: web, seed: 9, train: 120, val: 0, test: 0, side: 256}}"
+    changes = [data, generate, "features.source=grid", "detector.source=none"]
+    run = [sys.executable, "-m", "vlp_models.cli.main"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for arguments in (
+        ["use", *(part for change in changes for part in ("--set", change))],
+        ["stage", "generate", name],
+    ):
+        subprocess.run([*run, *arguments], cwd=project, env=environment, check=True, stdout=subprocess.DEVNULL)
+    listing = project / "data/raw" / name / "pairs.csv"
+    listing.write_text("".join(listing.read_text().splitlines(keepends=True)[:49]))
+    token = project / ".work/label/token"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.write_text(secret := secrets.token_urlsafe(32))
+    # The page's address sets a cookie, without which the server refuses a request.
+    urllib.request.install_opener(urllib.request.build_opener(urllib.request.HTTPCookieProcessor()))
+    port = free_port()
+    address = f"http://127.0.0.1:{port}/?token={secret}"
+
+    def use(page: Any) -> None:
+        page.locator("#notes .gain").wait_for(timeout=1000 * READY)
+        page.reload()
+        page.wait_for_timeout(2000)
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(2000)
+
+    with server(
+        [*run, "label", name, "--port", str(port), "--by", "Ann"], address, environment, home / "label.log", project
+    ):
+        camera.take(address, "label", settle=1, act=use)
+    _shrink(HERE / "label.png", 256)
+
+
 def _shrink(picture: Path, colors: int = 128) -> None:
     """Reduce a screenshot to this many colors; 128 are enough for text and drawings."""
     from PIL import Image
@@ -250,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     parser.add_argument(
-        "--only", choices=("prefect", "mlflow", "validation", "report", "dictionary", "page"), default=None
+        "--only", choices=("prefect", "mlflow", "validation", "report", "dictionary", "page", "label"), default=None
     )
     parser.add_argument("--photo", type=Path, default=None, help="take only page-photo.png, with this photograph")
     arguments = parser.parse_args()
@@ -276,6 +321,7 @@ def main() -> None:
             "mlflow": lambda: mlflow_page(camera, home),
             "prefect": lambda: prefect_pages(camera, home),
             "page": lambda: demo_page(camera, home),
+            "label": lambda: label_page(camera, home),
         }
         if arguments.photo is not None:
             takers = {"page": lambda: photo_page(camera, home, arguments.photo)}

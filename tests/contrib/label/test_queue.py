@@ -111,7 +111,7 @@ def test_the_curve_of_labels_finds_a_gain_where_one_exists_and_none_where_captio
     shuffled = {photo: [phrase[order[row] % 24]] for row, photo in enumerate(features)}
     none = fit_labels(shuffled, features)
     assert none is not None and none.low < 0 < none.high
-    assert "The interval includes no gain." in describe_gain(None, shuffled, features)
+    assert "No gain is shown: the interval includes 0." in describe_gain(None, shuffled, features)
     assert re.match(r"Another 160 labels: CIDEr-D \+\d+\.\d \(\+", describe_gain(None, similar, features))
 
 

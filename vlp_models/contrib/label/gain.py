@@ -147,7 +147,7 @@ def describe_gain(
     gain = fit_labels(captions, features)
     if gain is None:
         return f"What more labels would gain: {MIN_LABELS} labels are needed for an estimate, {labels:,} are there."
-    caveat = "" if gain.low > 0 else " The interval includes no gain."
+    caveat = "" if gain.low > 0 else " No gain is shown: the interval includes 0."
     return (
         f"Another {labels:,} labels: CIDEr-D {gain} for captions of similar photos, cross-validated on these "
         f"{labels:,}; a trained model may gain more or less.{caveat}"
