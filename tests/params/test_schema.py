@@ -93,7 +93,7 @@ def test_yaml_means_the_same_in_both_versions(path: Path) -> None:
         ("generate.scenes.misspelled", 1.5),
         ("generate.scenes.boilerplate", -0.1),
         ("pretrain.tden.accumulate", 0),
-        ("pretrain.tden.max_epochs", 0),
+        ("pretrain.tden.max_epochs", -1),
         ("pretrain.tden.max_steps", -1),
         ("pretrain.tden.seed", -1),
         ("pretrain.tden.recipe.objectives.mlm", -1.0),

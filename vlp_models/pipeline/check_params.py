@@ -15,7 +15,7 @@ from vlp_models.data.shards import streaming
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import MissingToolError, ParamsError
 from vlp_models.metrics import METRICS
-from vlp_models.models import add_objectives
+from vlp_models.models import add_objectives, own_objectives
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs, without_weights
 from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams, RecipeParams
@@ -152,6 +152,7 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
 
     model, config_at, where = params.models[run.model], f"models.{run.model}.config", f"pretrain.{name}"
     built = meta_model(model, config_at)
+    _check_classes(f"{where}.recipe.objectives", model, config_at, run, params)
     with without_weights():  # heads of objectives are built without memory, too
         trained = add_objectives(built, run.recipe.objectives, META_FACTS, f"{where}.recipe.objectives", run.model)
     make_loss(trained, run.recipe, run.scheduled_sampling, name=run.model, section=where)
@@ -168,6 +169,22 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
     _check_groups(where, trained, run)
     _check_datasets(where, run.sources, params)
     _check_length(f"{where}.max_text_len", run.max_text_len, model, config_at)
+
+
+def _check_classes(where: str, model: ModelParams, config_at: str, run: PretrainParams, params: Params) -> None:
+    """Refuse objectives that need class probabilities (TDEN's moc) of a timm model that has none, as SigLIP and DINO."""
+    timm = params.features.timm
+    encoder = pretrained_model_name(timm.weights, timm.model)
+    if params.features.source != "timm" or timm.classes or pretrained_weights.has_classifier(encoder):
+        return
+    lost = {*own_objectives(meta_model(model, config_at))} - {
+        *own_objectives(meta_model(model, config_at, classes=False))
+    }
+    for name in lost & run.recipe.objectives.keys():
+        raise ParamsError(
+            f"params.yaml: `{where}.{name}` needs class probabilities, which `features.timm.model: {encoder}` does not "
+            f"have; remove it as well: `--set {where}.{name}=null`"
+        )
 
 
 def _check_groups(where: str, model: nn.Module, run: TrainingParams) -> None:

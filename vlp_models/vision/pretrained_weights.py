@@ -84,6 +84,18 @@ def data_config(name: str) -> dict[str, Any]:
     return resolved
 
 
+def has_classifier(name: str) -> bool:
+    """Return whether timm's weights of a model come with a classifier of ImageNet's classes.
+
+    SigLIP and DINO have none; what CLIP and MobileCLIP have in its place is a projection.
+    """
+    import timm
+    from timm.data import infer_imagenet_subset
+
+    config: Any = timm.get_pretrained_cfg(name)
+    return not config or infer_imagenet_subset({"num_classes": config.num_classes}) is not None
+
+
 def check_model(name: str, where: str) -> None:
     """Check that timm has a model, and weights, of this name.
 

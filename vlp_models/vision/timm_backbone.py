@@ -34,12 +34,19 @@ from vlp_models.data.sample import RegionArrays
 from vlp_models.errors import CheckpointError, DataError, ParamsError, first_line
 from vlp_models.params import TimmParams, build
 from vlp_models.vision.image_io import one_thread, to_tensor
-from vlp_models.vision.pretrained_weights import check_model, data_config, pretrained_model_name, read_backbone_weights
+from vlp_models.vision.pretrained_weights import (
+    check_model,
+    data_config,
+    has_classifier,
+    pretrained_model_name,
+    read_backbone_weights,
+)
 from vlp_models.vision.region_source import BACKGROUND
 from vlp_models.vision.saved_network import CONFIG, check_weights_hash, read_architecture, read_config, save_network
 
 FORMAT = "vlp-backbone/1"
 WEIGHTS = "backbone.safetensors"
+POOLED = -1  # of `levels`: a region of the whole image
 SECTION = "params.yaml: `features.timm"
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -61,7 +68,7 @@ class BackboneConfig:
 
     model        timm's model name
     num_classes  of its classifier; 0: no classifier
-    levels       feature maps to use besides the last one, as indices into timm's `feature_info`
+    levels       feature maps to use besides the last one, as indices into timm's `feature_info`; POOLED
     side         pixels; images are resized to this square
     mean, std, interpolation  from timm's data config of the model
     feature_dim  length of a cell's feature
@@ -95,7 +102,7 @@ class TimmBackbone(nn.Module):
 
         Returns:
             features [N, F], those of each chosen level and then the input of the classifier's last layer; logits
-            [N, classes]; (rows, columns).
+            [N, classes]; (rows, columns). With POOLED the first row is the whole image, and the cells follow.
         """
         last, levels = self._maps(pixels_13HW)
         layout, maps = self._layout(last), [*levels, self._as_map(last)]
@@ -107,8 +114,17 @@ class TimmBackbone(nn.Module):
         rows, columns = (min(side, math.isqrt(max_cells)) for side in finest)
         # [1, C, h, w] -> [N, C]
         cells = [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps]
-        hidden, logits = self._classify(cells[-1], layout)
-        return torch.cat([*cells[:-1], hidden], dim=1), logits, (rows, columns)
+        hidden, logits = self._classify(self._repeat(cells[-1], layout))
+        features = torch.cat([*cells[:-1], hidden], dim=1)
+        if self.has_pooled:
+            pooled, pooled_logits = self._classify(last)
+            whole = torch.cat([*(m.mean((2, 3)) for m in maps[:-1]), pooled], dim=1)
+            features, logits = torch.cat([whole, features]), torch.cat([pooled_logits, logits])
+        return features, logits, (rows, columns)
+
+    @property
+    def has_pooled(self) -> bool:
+        return POOLED in self.config.levels
 
     def map_of(self, pixels_13HW: Tensor) -> Tensor:
         """Return the classifier's input as a map, [1, C, h, w]."""
@@ -116,10 +132,10 @@ class TimmBackbone(nn.Module):
 
     def _maps(self, pixels_13HW: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the classifier's input in timm's layout, and the chosen levels [1, C, h, w]."""
-        levels = self.config.levels
+        levels = sorted(set(self.config.levels) - {POOLED})
         if not levels:
             return self.net.forward_features(pixels_13HW), []
-        last, maps = self.net.forward_intermediates(pixels_13HW, indices=sorted(levels), output_fmt="NCHW")
+        last, maps = self.net.forward_intermediates(pixels_13HW, indices=levels, output_fmt="NCHW")
         return last, list(maps)
 
     def _layout(self, last: Tensor) -> Layout:
@@ -136,15 +152,14 @@ class TimmBackbone(nn.Module):
             return patches_1LC.mT.unflatten(2, (math.isqrt(patches_1LC.shape[1]), -1))
         return last.permute(0, 3, 1, 2) if layout == "NHWC" else last
 
-    def _classify(self, cells_NC: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return the input of the classifier's last layer for each cell, [N, ...], and its logits [N, classes]."""
-        # N images of one cell each
+    def _repeat(self, cells_NC: Tensor, layout: Layout) -> Tensor:
+        """Return N images of one cell each, in timm's layout."""
         if layout == "NLC":  # repeat the cell, so that any token the classifier reads is the cell
-            images = cells_NC[:, None].expand(-1, 1 + self._prefix_tokens, -1)
-        elif layout == "NCHW":
-            images = cells_NC[:, :, None, None]
-        else:
-            images = cells_NC[:, None, None]
+            return cells_NC[:, None].expand(-1, 1 + self._prefix_tokens, -1)
+        return cells_NC[:, :, None, None] if layout == "NCHW" else cells_NC[:, None, None]
+
+    def _classify(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input of the classifier's last layer for each image, [N, ...], and its logits [N, classes]."""
         hidden = self.net.forward_head(images, pre_logits=True).flatten(1)
         logits = self.net.forward_head(images) if self.config.num_classes else hidden[:, :0]
         return hidden, logits
@@ -187,16 +202,19 @@ def make_backbone(p: TimmParams, root: Path) -> LoadedBackbone:
     if p.side and p.side != side and fresh.pretrained_cfg.get("fixed_input_size"):
         raise ParamsError(f"{SECTION}.side: {p.side}`: {p.model} only supports images of {side} pixels")
     state = read_backbone_weights(p.weights, p.model, root, f"{SECTION}.weights`")
-    data = data_config(pretrained_model_name(p.weights, p.model))
+    name = pretrained_model_name(p.weights, p.model)
+    data = data_config(name)
     interpolation = data["interpolation"]
     # The weights' classifier has one row per class. timm names it by a string, several by a sequence, or none.
     names = fresh.pretrained_cfg.get("classifier") or ()
     classifier = names if isinstance(names, str) else next(iter(names), "")
     weight = state.get(f"{classifier}.weight")
+    if not p.classes and not has_classifier(name):  # it is a projection
+        weight, state = None, {key: w for key, w in state.items() if not classifier or not key.startswith(classifier)}
     config = BackboneConfig(
         model=p.model,
         num_classes=0 if weight is None else int(weight.shape[0]),
-        levels=tuple(sorted(p.levels)),
+        levels=tuple(sorted([*p.levels, *[POOLED] * p.pooled])),
         side=p.side or data["input_size"][-1],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
@@ -254,7 +272,7 @@ def _measure_feature_dim(model: TimmBackbone) -> int:
         raise ParamsError(f"{key}: no feature map for images of {side} pixels ({first_line(error)})") from None
     if shape == (1, 1):  # only a class token, or the image is a single cell, whatever `levels` have
         raise ParamsError(f"{key}: no feature map for images of {side} pixels, only one cell")
-    if logits.shape != (math.prod(grid), model.config.num_classes):
+    if logits.shape != (math.prod(grid) + model.has_pooled, model.config.num_classes):
         raise ParamsError(f"{key}: its classifier does not work on single cells")
     return int(features.shape[1])
 
@@ -330,7 +348,8 @@ class CellExtractor:
 
     @torch.inference_mode()
     def _extract(self, image_3HW: Tensor) -> RegionArrays:
-        features, logits, (rows, columns) = self._model(self.pixels(image_3HW), self._max_regions)
+        cells = max(1, self._max_regions - self._model.has_pooled)
+        features, logits, (rows, columns) = self._model(self.pixels(image_3HW), cells)
         # A column of zeros for the background, which the classifier does not have.
         if self.classes:
             probs = F.pad(logits.float().softmax(-1), (1, 0))
@@ -343,6 +362,8 @@ class CellExtractor:
         # Row and column of each cell -> x1, y1, x2, y2 as fractions of the image: [N, 4]
         top, left = np.divmod(np.arange(rows * columns), columns)
         boxes = np.stack([left / columns, top / rows, (left + 1) / columns, (top + 1) / rows], axis=1)
+        if self._model.has_pooled:
+            boxes = np.concatenate([[[0, 0, 1, 1]], boxes])
         features, probs, scores = (tensor[order].float().cpu() for tensor in (features, probs, scores))
         return RegionArrays(
             features=features.numpy().astype(np.float16),
