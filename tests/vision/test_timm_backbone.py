@@ -81,6 +81,7 @@ def test_pooled_is_one_more_region_with_what_the_classifier_reads(tmp_path: Path
         torch.testing.assert_close(logits[:1], net(pixels), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(features[:1], hidden, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(features[1:], cells)
+    (tmp_path / "saved").mkdir()
     save_backbone(tmp_path / "saved", backbone, {})
     regions = CellExtractor(load_backbone(tmp_path / "saved"), max_regions=17).extract([picture()])[0]
     assert grid == (4, 4) and len(regions) == 17

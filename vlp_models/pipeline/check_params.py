@@ -172,7 +172,7 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
 
 
 def _check_classes(where: str, model: ModelParams, config_at: str, run: PretrainParams, params: Params) -> None:
-    """Refuse objectives that need class probabilities (TDEN's moc) of a timm model that has none, as SigLIP and DINO."""
+    """Refuse objectives that need class probabilities (TDEN's moc) of a timm model without any: SigLIP, DINO."""
     timm = params.features.timm
     encoder = pretrained_model_name(timm.weights, timm.model)
     if params.features.source != "timm" or timm.classes or pretrained_weights.has_classifier(encoder):
