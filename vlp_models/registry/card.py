@@ -54,7 +54,7 @@ def make_model_card(
 
 {headline}
 
-{info.family.upper()} (model `{info.name}`) fine-tuned for {info.task}. Size: {size or "see config.json"}.
+The model `{info.name}` of the family {info.family}, fine-tuned for {info.task}. Size: {size or "see config.json"}.
 {use}
 
 ## Scores

@@ -28,7 +28,7 @@ from vlp_models.params import ModelParams, Params, load_params, to_plain
 from vlp_models.pipeline.stages import finetune, initial
 from vlp_models.tasks.base import load_task_model
 
-SMALL = {"prefix": 4, "hidden": 32, "heads": 2, "intermediate": 64, "layers": 1}
+SMALL = {"prefix": 4, "mapper_hidden": 32, "mapper_heads": 2, "mapper_intermediate": 64, "mapper_layers": 1}
 FAMILY, TOLERANCE = "language_model_decoder", 1e-5
 
 

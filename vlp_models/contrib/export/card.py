@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.models import family_class
 from vlp_models.registry.card import UNSEEN, describe_vocabulary, score_table
 from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
@@ -67,6 +68,8 @@ def make_hub_card(
     }
     limit = HOLDS_CAPTIONS if holds_captions else ""
     weights = f"\nThe linear layers have weights of 8 bits; the scores are those of float32. {int8}.\n" if int8 else ""
+    packages = getattr(family_class(info.family), "packages", ())
+    needed = f" It needs `pip install {' '.join(packages)}`, too." if packages else ""
     keys = [key for key in ("git_commit", "run", "model", "family", "variant", "seed") if key in lineage]
     facts = "\n".join(f"- {key}: `{lineage[key]}`" for key in keys)
     text = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
@@ -75,7 +78,7 @@ def make_hub_card(
 
 # {title}
 
-{info.family.upper()} fine-tuned for {info.task} with vlp-flows.
+A model of the family {info.family}, fine-tuned for {info.task} with vlp-flows.{needed}
 
 ```python
 from vlp_models import VLP

@@ -56,18 +56,20 @@ class LanguageModelDecoderConfig:
     language_model: dict[str, Any] = field(default_factory=dict)  # its config.json; empty: a small Llama
 
     prefix: PositiveInt = 10  # places; ClipCap's number
-    hidden: PositiveInt = 384  # of the mapper, as the next three
-    heads: PositiveInt = 6
-    intermediate: PositiveInt = 1536
-    layers: PositiveInt = 2  # ClipCap's eight need more than a few thousand pairs
+    mapper_hidden: PositiveInt = 384
+    mapper_heads: PositiveInt = 6
+    mapper_intermediate: PositiveInt = 1536
+    mapper_layers: PositiveInt = 2  # ClipCap's eight need more than a few thousand pairs
     dropout: Share = 0.1
     attention_dropout: Share = 0.0
     feature_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the same entries of all regions of an image
     init_std: PositiveFloat = 0.02
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ParamsError(f"config: hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.mapper_hidden % self.mapper_heads:
+            raise ParamsError(
+                f"config: mapper_hidden ({self.mapper_hidden}) must be a multiple of mapper_heads ({self.mapper_heads})"
+            )
         if not self.language_model:
             self.language_model.update(DEFAULT, vocab_size=self.vocab_size)
 
@@ -83,21 +85,21 @@ class Mapper(nn.Module):
 
     def __init__(self, config: LanguageModelDecoderConfig, width: int) -> None:
         super().__init__()
-        sizes = {"hidden": config.hidden, "dropout": config.dropout, "eps": 1e-5}
+        sizes = {"hidden": config.mapper_hidden, "dropout": config.dropout, "eps": 1e-5}
         self.regions = RegionEmbedding(
             config.feature_dim, separate_norms=True, feature_dropout=config.feature_dropout, **sizes
         )
-        self.constants = nn.Parameter(torch.empty(config.prefix, config.hidden))
+        self.constants = nn.Parameter(torch.empty(config.prefix, config.mapper_hidden))
         self.blocks = nn.ModuleList(
             TransformerBlock(
-                heads=config.heads,
-                intermediate=config.intermediate,
+                heads=config.mapper_heads,
+                intermediate=config.mapper_intermediate,
                 attention_dropout=config.attention_dropout,
                 **sizes,
             )
-            for _ in range(config.layers)
+            for _ in range(config.mapper_layers)
         )
-        self.projection = nn.Linear(config.hidden, width)
+        self.projection = nn.Linear(config.mapper_hidden, width)
         init_weights(self, config.init_std)
         nn.init.normal_(self.constants)  # as large as the regions' embeddings, which are normalized
 
@@ -120,6 +122,7 @@ class LanguageModelDecoder(nn.Module):
     objectives: ClassVar[tuple[str, ...]] = ("ic",)
     ignores_mask_probability: ClassVar[str] = "it predicts every word of a caption"
     inputs: ClassVar[ModelInputs] = ModelInputs(image=RegionInput())
+    packages: ClassVar[tuple[str, ...]] = ("transformers",)
 
     def __init__(self, config: LanguageModelDecoderConfig) -> None:
         super().__init__()

@@ -300,7 +300,8 @@ def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> li
 
     models = []
     for name, model in params.models.items():
-        settings = [f"{key} {value}" for key, value in model.config.items()]
+        origins = {key: getattr(model, key) for key in ("init", "image_init", "text_init") if getattr(model, key)}
+        settings = [f"{key} {value}" for key, value in (origins | model.config).items()]
         models.append((f"Model {name}", ", ".join([model.family, *settings])))
     manifest = read_if_exists(workspace.shards / "manifest.json") or {}
     return [
