@@ -314,9 +314,10 @@ scheduled sampling and `contrast_over: update` are for own objectives.
 
 
 def objectives_page() -> str:
-    """Return reference/objectives.md: for each family and objective, whether it trains it, or why it cannot."""
+    """Return reference/objectives.md: for each paper's family and objective, whether it trains it, or why it cannot."""
     configs = {"vlmo": {"image_codes": 8192}}  # its pretraining on images alone
-    models = {f: meta_model(ModelParams(family=f, config=configs.get(f, {}))) for f in FAMILIES.builtin}
+    families = [name for name, target in FAMILIES.builtin.items() if ".contrib." not in target]
+    models = {f: meta_model(ModelParams(family=f, config=configs.get(f, {}))) for f in families}
     cells, refused = [], dict[str, list[str]]()
     for name, (title, _) in OBJECTIVES.items():
         row = []
