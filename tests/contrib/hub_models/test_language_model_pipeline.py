@@ -19,6 +19,7 @@ def test_a_language_model_runs_like_the_five_and_needs_its_folder_only_for_train
     built_project: Path, tmp_path: Path
 ) -> None:
     project = copy_project(built_project, tmp_path / "project")
+    run_in_process(project, "vlp", "promote", "captioning")
     preset = ("vlp", "use", "language-model-decoder", "--set", "finetune.language-model-captioning.max_epochs=1")
     before = (project / "params.yaml").read_bytes()
     refused = run_in_process(project, *preset, check=False)
@@ -29,10 +30,10 @@ def test_a_language_model_runs_like_the_five_and_needs_its_folder_only_for_train
     run(project, "vlp", "run")
     shutil.rmtree(folder)
 
-    # judged next to TDEN, which params.yaml no longer has, on the same test images
+    # judged against TDEN, which params.yaml no longer has, on the same test images
     run_in_process(project, "vlp", "promote", "captioning", check=False)
     decision = json.loads((project / "reports" / "promotion" / "captioning.json").read_text())
-    assert {candidate["run_model"] for candidate in decision["candidates"]} == {"language-model", "tden"}
+    assert (decision["run_model"], decision["champion_run_model"]) == ("language-model", "tden")
     metric = ("--metric", "scenes test CIDEr")
     compared = run_in_process(project, "vlp", "compare", "tden-captioning", "language-model-captioning", *metric)
     assert "8 items" in compared.stdout
