@@ -180,6 +180,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "upgrade": {},
+    "validation_page": {"validation_pages": {"page": "vlp_models.contrib.validation_page.page:write_page"}},
     "verify": {},
     "web_scenes": {"generators": {"web": "vlp_models.contrib.web_scenes.dataset:write"}},
 }

@@ -20,6 +20,7 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.source_hash import plugin_record
 from vlp_models.common.workspace import WITHDRAWN
+from vlp_models.curation.validation import VALIDATION_PAGES
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.models import baseline_models
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
@@ -254,8 +255,16 @@ def validate(c: Context) -> Stage:
     return {
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
-        "deps": [*(f"data/interim/{name}" for name in c.params.data), code("stages", "validate"), *c.filled],
-        "outs": ["data/validated", "reports/validation.json", "reports/validation.html", "reports/validation_results"],
+        "deps": [
+            *(f"data/interim/{name}" for name in c.params.data),
+            code("stages", "validate"),
+            *(code("validation_pages", name) for name in VALIDATION_PAGES),
+            *c.filled,
+        ],
+        "outs": [
+            *("data/validated", "reports/validation.json", "reports/validation_results"),
+            *("reports/validation.html" for _ in VALIDATION_PAGES),
+        ],
     }
 
 

@@ -15,6 +15,7 @@ from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_co
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import WITHDRAWN
+from vlp_models.curation.validation import VALIDATION_PAGES
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import REPORT_SECTIONS
@@ -189,6 +190,7 @@ def code_modules() -> dict[str, dict[str, str]]:
         "generators": GENERATORS,
         "detectors": DETECTORS,
         "warmups": WARMUPS,
+        "validation_pages": VALIDATION_PAGES,
     }
     return {
         # `plan` itself depends on the package as a whole.

@@ -22,8 +22,9 @@ import pyarrow as pa
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.executors import Mapper
-from vlp_models.common.io import output_directory, write_json, write_text
+from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.log import get_logger
+from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
 from vlp_models.curation.duplicates.leakage import (
     FINGERPRINTS,
@@ -34,9 +35,9 @@ from vlp_models.curation.duplicates.leakage import (
     write_leaks,
 )
 from vlp_models.curation.duplicates.search import NearRules
+from vlp_models.curation.validation import VALIDATION_PAGES
 from vlp_models.curation.validation.columns import add_derived_columns
 from vlp_models.curation.validation.cross_row_facts import Crossing
-from vlp_models.curation.validation.page import render as page
 from vlp_models.curation.validation.rules import Rule, rules_for
 from vlp_models.data.formats.base import TRUTH
 from vlp_models.data.joins import Database, write_boxed
@@ -52,6 +53,9 @@ logger = get_logger(__name__)
 
 Row = dict[str, Any]
 EXAMPLES = 3  # in the error
+EXAMPLES_OF_RULE, LONGEST = 20, 300  # bad rows that are kept for the page, characters of a value of theirs
+# Rules whose rows are bad only because their image is, which is listed on its own.
+CONSEQUENCES = ("image_good", "other_images_good")
 PAGE = "validation.html"
 SUITES = "vlp_models.curation.validation.suites"
 REPEATED = "repeated captions of a training image"
@@ -60,7 +64,7 @@ BATCH = 65_536  # rows that are held as Python objects and checked at once
 
 
 @dataclass(kw_only=True)
-class _TableResult:
+class TableResult:
     """The outcome for one table."""
 
     rows: int = 0  # records, including unreadable ones
@@ -85,12 +89,17 @@ class _TableResult:
     def quarantine(self, row: Row) -> None:
         self.failed[row["rule"]] += 1
         examples = self.examples.setdefault(row["rule"], [])
-        if len(examples) < page.EXAMPLES:
-            examples.append({name: page.shorten(value) for name, value in row.items()})
+        if len(examples) < EXAMPLES_OF_RULE:
+            examples.append({name: shorten(value) for name, value in row.items()})
+
+
+def shorten(value: str | None) -> str | None:
+    """Return a value from the data with at most `LONGEST` characters."""
+    return value if value is None or len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
-    """Write data/validated, reports/validation.json, reports/validation.html and reports/validation_results.
+    """Write data/validated, reports/validation.json, reports/validation_results and the page (VALIDATION_PAGES).
 
     Raises:
         DataError: too many bad rows in a table, no good image, or a dataset that `prepare` has not read.
@@ -114,7 +123,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             }
             # The reports come first: they explain data that is refused, too.
             write_json(workspace.reports / "validation.json", report)
-            _write_page(workspace.reports / PAGE, params, results, report, duplicates)
+            for target in VALIDATION_PAGES.values():
+                import_target(target)(workspace.reports / PAGE, params, results, report, duplicates)
             _refuse(results, params.validate, workspace, sources, directory, refused)
             # What later stages read besides the tables
             write_leaks(directory, duplicates)
@@ -211,14 +221,14 @@ def _captions_in_train(directory: Path) -> dict[str, Any]:
 
 def _check_tables(
     sources: list[Path], params: ValidateParams, workspace: Workspace, directory: Path, leaks: Mapping[str, str]
-) -> dict[str, _TableResult]:
+) -> dict[str, TableResult]:
     """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
     from vlp_models.curation.validation.suites import SuiteRunner
 
     raw_results = workspace.reports / "validation_results"  # of Great Expectations
     shutil.rmtree(raw_results, ignore_errors=True)
     suites = SuiteRunner(raw_results)
-    results: dict[str, _TableResult] = {}
+    results: dict[str, TableResult] = {}
     with Crossing.within(directory) as crossing:
         for name in ID_COLUMN:  # images first
             with (
@@ -242,9 +252,9 @@ def _check_table(
     leaks: Mapping[str, str],
     good: TableWriter,
     quarantine: TableWriter,
-) -> _TableResult:
+) -> TableResult:
     """Split one table's rows into good and quarantined ones."""
-    result = _TableResult()
+    result = TableResult()
     # Records that `prepare` could not read count as bad rows.
     for row in _unreadable(sources):
         if row["table"] == name:
@@ -295,7 +305,7 @@ def _check_table(
     return result
 
 
-def _report(results: dict[str, _TableResult], params: ValidateParams) -> dict[str, Any]:
+def _report(results: dict[str, TableResult], params: ValidateParams) -> dict[str, Any]:
     return {
         "tables": {
             name: {
@@ -315,48 +325,8 @@ def _report(results: dict[str, _TableResult], params: ValidateParams) -> dict[st
     }
 
 
-def _write_page(
-    path: Path, params: Params, results: dict[str, _TableResult], report: dict[str, Any], duplicates: list[Leak]
-) -> None:
-    """Write the page with the verdict, every rule and examples of bad rows."""
-    from vlp_models.curation.validation.suites import describe_expectation
-
-    limit = params.validate.max_bad_fraction
-    summaries = []
-    for table, result in results.items():
-        rules = {rule.name: rule for rule in rules_for(table, params.validate)}
-        for name, checked in result.checked.items():
-            rule = rules.get(name)  # None: a rule of reading
-            summaries.append(
-                page.RuleSummary(
-                    table=table,
-                    name=name,
-                    description=rule.description if rule else page.describe_reading_rule(name),
-                    checked=checked,
-                    failed=result.failed[name],
-                    examples=result.examples.get(name, ()),
-                    expectation=describe_expectation(rule) if rule else None,
-                )
-            )
-    tables = [
-        page.TableSummary(name=n, rows=r.rows, good=r.good, bad=r.bad, is_refused=r.bad_fraction > limit)
-        for n, r in results.items()
-    ]
-    validation = page.Validation(
-        datasets=list(params.data),
-        max_bad_fraction=limit,
-        tables=tables,
-        rules=summaries,
-        left_out=report["left_out"],
-        near_duplicates=duplicates,
-        action=params.validate.near_duplicates.action,
-        captions=report["across_splits"]["captions"],
-    )
-    write_text(path, page.render(validation))
-
-
 def _refuse(
-    results: dict[str, _TableResult],
+    results: dict[str, TableResult],
     params: ValidateParams,
     workspace: Workspace,
     sources: list[Path],
@@ -373,7 +343,7 @@ def _refuse(
         lines += [f"    {rule}: {count:,}" for rule, count in result.failed.most_common() if count]
         # What the images are refused for is listed with them, not again with every row that names one.
         for row in result.first_examples(EXAMPLES):
-            if row["rule"] in page.CONSEQUENCES:
+            if row["rule"] in CONSEQUENCES:
                 continue
             lines.append(f"    e.g. {row['row_id'] or '(no id)'} ({row['provenance']}): {row['rule']}: {row['reason']}")
     if not results["images"].good:

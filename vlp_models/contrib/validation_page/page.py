@@ -1,6 +1,6 @@
 """The validation page: one self-contained HTML file with the verdict, every rule and examples of bad rows.
 
-Its size depends on the number of rules, not of rows: at most `EXAMPLES` rows of each are shown; the quarantine has all.
+Its size depends on the number of rules, not of rows: `EXAMPLES_OF_RULE` rows of each are shown; the quarantine has all.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from vlp_models.common.io import write_text
 from vlp_models.common.pages import page_environment
 from vlp_models.curation.duplicates.leakage import Leak
+from vlp_models.curation.validation.rules import rules_for
+from vlp_models.params import Params
+from vlp_models.pipeline.stages.validate import CONSEQUENCES, EXAMPLES_OF_RULE, TableResult, shorten
 
-EXAMPLES = 20  # per list
-LONGEST = 300  # characters of a value from the data
-# Rules whose rows are bad only because their image is, which is listed on its own.
-CONSEQUENCES = ("image_good", "other_images_good")
 # Rules that `prepare` applies while it reads; the others are in rules.py.
 READING = {
     "annotation_found": "the question has an annotation",
@@ -91,14 +92,49 @@ def describe_reading_rule(name: str) -> str:
     return READING.get(name, name.replace("_", " "))
 
 
-def shorten(value: str | None) -> str | None:
-    """Return a value from the data with at most `LONGEST` characters."""
-    return value if value is None or len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+def write_page(
+    path: Path, params: Params, results: dict[str, TableResult], report: dict[str, Any], duplicates: list[Leak]
+) -> None:
+    """Write the page with the verdict, every rule and examples of bad rows."""
+    from vlp_models.curation.validation.suites import describe_expectation  # imports Great Expectations
+
+    limit = params.validate.max_bad_fraction
+    summaries = []
+    for table, result in results.items():
+        rules = {rule.name: rule for rule in rules_for(table, params.validate)}
+        for name, checked in result.checked.items():
+            rule = rules.get(name)  # None: a rule of reading
+            summaries.append(
+                RuleSummary(
+                    table=table,
+                    name=name,
+                    description=rule.description if rule else describe_reading_rule(name),
+                    checked=checked,
+                    failed=result.failed[name],
+                    examples=result.examples.get(name, ()),
+                    expectation=describe_expectation(rule) if rule else None,
+                )
+            )
+    tables = [
+        TableSummary(name=n, rows=r.rows, good=r.good, bad=r.bad, is_refused=r.bad_fraction > limit)
+        for n, r in results.items()
+    ]
+    validation = Validation(
+        datasets=list(params.data),
+        max_bad_fraction=limit,
+        tables=tables,
+        rules=summaries,
+        left_out=report["left_out"],
+        near_duplicates=duplicates,
+        action=params.validate.near_duplicates.action,
+        captions=report["across_splits"]["captions"],
+    )
+    write_text(path, render(validation))
 
 
 def render(validation: Validation) -> str:
     """Render the HTML. Autoescaping is on: ids, captions and paths come from the data."""
-    environment = page_environment("vlp_models.curation.validation.page")
+    environment = page_environment("vlp_models.contrib.validation_page")
     environment.filters["percent"] = format_percent
     environment.filters["shorten"] = shorten
     # The rules with the most bad rows come first.
@@ -122,7 +158,7 @@ def render(validation: Validation) -> str:
         passed=passed,
         expectations=expectations,
         copies=sorted(Counter(leak.split for leak in validation.near_duplicates).items()),
-        EXAMPLES=EXAMPLES,
+        EXAMPLES=EXAMPLES_OF_RULE,
     )
 
 

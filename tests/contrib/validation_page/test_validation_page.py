@@ -5,20 +5,23 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from markupsafe import escape
-from test_validate import BROKEN, good_rows, params_for, row, unreadable, write_interim
 
 from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
-from vlp_models.curation.validation.page.render import CONSEQUENCES, EXAMPLES, LONGEST
 from vlp_models.curation.validation.rules import rules_for
 from vlp_models.data.tables import ID_COLUMN, read_table
 from vlp_models.errors import DataError
 from vlp_models.pipeline.stages import validate
+from vlp_models.pipeline.stages.validate import CONSEQUENCES, EXAMPLES_OF_RULE, LONGEST
+
+sys.path.append(str(Path(__file__).parents[2] / "pipeline"))
+from test_validate import BROKEN, good_rows, params_for, row, unreadable, write_interim
 
 pytestmark = [pytest.mark.slow]
 HOSTILE = "<script>document.title = 'stolen'</script>\"'><img src=https://example.org/x onerror=alert(1)>"
@@ -57,7 +60,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         rows[table] += [row(table, rule, **changes) for rule, changes in rules.items() if rule != "near_disjoint"]
     attack = {"caption_id": HOSTILE, "provenance": f"{HOSTILE}.json:1", "image_id": HOSTILE}
     rows["captions"] += [row("captions", "attack", text=HOSTILE, **attack)]
-    rows["captions"] += [row("captions", f"long-{n}", text=f"{n}{'1' * 100_000}") for n in range(3 * EXAMPLES)]
+    rows["captions"] += [row("captions", f"long-{n}", text=f"{n}{'1' * 100_000}") for n in range(3 * EXAMPLES_OF_RULE)]
     rows["quarantine"] = [unreadable("images", HOSTILE, "image_decodes")]
     write_interim(workspace, rows)
     validate.run(params_for(0.99), workspace)
@@ -74,12 +77,12 @@ def test_every_rule_is_listed_and_broken_ones_come_first_with_examples(hostile: 
     counts = {(entry["table"], entry["rule"]): entry["failed"] for entry in report["rules"]}
     assert {name: int(cells[1]) for name, cells in listed.items()} == counts
     numbers = [int(cells[3]) for cells in found if cells[0].split()[-1] not in CONSEQUENCES]
-    assert numbers == sorted(numbers, reverse=True) and numbers[0] == 3 * EXAMPLES + 1 and numbers[-1] == 0
+    assert numbers == sorted(numbers, reverse=True) and numbers[0] == 3 * EXAMPLES_OF_RULE + 1 and numbers[-1] == 0
     assert listed["images", "split_known"] == ["15", "1", "6.67%"]
     assert "the shorter side has at least 16 pixels" in text and "the image file decodes completely" in text
 
-    assert f"{EXAMPLES} of {3 * EXAMPLES + 1} bad rows" in text
-    assert text.count("<bdi>captions-long-") <= 2 * EXAMPLES, "of the two rules that they break"
+    assert f"{EXAMPLES_OF_RULE} of {3 * EXAMPLES_OF_RULE + 1} bad rows" in text
+    assert text.count("<bdi>captions-long-") <= 2 * EXAMPLES_OF_RULE, "of the two rules that they break"
     for bad in read_table("quarantine", hostile.validated).to_pylist():
         if "long-" not in bad["provenance"]:
             is_shown = (
