@@ -52,7 +52,8 @@ FILES = {
     "several lines": ("pairs.csv", b'image,caption\na.jpg,"one\ntwo"\n', b'a.jpg,"one\ntwo",,,\n'),
     "jsonl": ("pairs.jsonl", b'{"image": "a.jpg", "caption": "one"}\n', b'{"image": "a.jpg", "caption": "one"}\n'),
     "new": ("pairs.csv", None, b""),
-    "empty": ("pairs.jsonl", b"", b""),
+    "empty": ("pairs.csv", b"", b"image,caption,labeled_by,labeled_at,label_draft\n"),
+    "empty jsonl": ("pairs.jsonl", b"", b""),
 }
 
 

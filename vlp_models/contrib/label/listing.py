@@ -98,7 +98,9 @@ class Listing:
             if state != self._state:
                 captions: dict[str, list[str]] = {}
                 named = False
-                for _, row in read_pairs(self.path, Tables(directory=None)) if state else ():
+                # An empty file has no header yet.
+                is_empty = not state or self.path.stat().st_size == 0
+                for _, row in () if is_empty else read_pairs(self.path, Tables(directory=None)):
                     named = named or bool(row.get("split"))
                     try:
                         captions.setdefault(image_key(read_image_name(row)), []).append(get_sentence(row, "caption"))
@@ -138,7 +140,7 @@ class Listing:
                 text = self._with_columns(text, newline)
             else:
                 text += "" if self._is_json else self._format([*NEEDED, *self._columns], ",", newline)
-            self._replace(text + self._row(text, label, newline))
+            self._replace(text + self._row(text, label, newline), label.image, label.caption)
             return True
 
     def remove(self, label: Label) -> bool:
@@ -161,13 +163,18 @@ class Listing:
             # From bytes: line ends stay as they are.
             yield self.path.read_bytes().decode("utf-8", "surrogateescape") if self.path.exists() else ""
 
-    def _replace(self, text: str) -> None:
+    def _replace(self, text: str, image: str = "", caption: str = "") -> None:
+        """Write the file. image, caption: the row that was added; without one, the file is read again."""
         target = self.path
         # A link into DVC's cache is replaced by a file; another link of the user's stays, and its target is replaced.
         if target.is_symlink() and not target.resolve().is_relative_to(dvc_files(Path.cwd()).resolve()):
             target = target.resolve()
         with atomic_write(target, sync=True) as temporary:
             temporary.write_bytes(text.encode("utf-8", "surrogateescape"))
+        if image:
+            # Reading 100,000 rows takes seconds. A new dictionary, since readers may iterate over the old one.
+            self._captions = {**self._captions, image: [*self._captions.get(image, ()), caption]}
+            self._state = stat_file(self.path.stat())
         self.captions()
 
     # ---- Rows ----------------------------------------------------------------------------------------------------
