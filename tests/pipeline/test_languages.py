@@ -112,6 +112,8 @@ def test_a_caption_without_spaces_is_not_one_piece(own_vocabulary: Params, tmp_p
     trained = Tokenizer.load(workspace.tokenizer)
     pieces = [len(encode(trained, text, 200)) for text in CAPTIONS["th"]]
     assert min(pieces) > 5 and sum(pieces) < 0.7 * sum(map(len, CAPTIONS["th"]))
+    repeated = Tokenizer.train([*CAPTIONS["th"]] * 3, 8000, 1, lowercase=True, strip_accents=False)
+    assert min(len(encode(repeated, text, 200)) for text in CAPTIONS["th"]) > 5, "nor if captions occur more than once"
     long = "".join(CAPTIONS["th"]).replace(" ", "")
     assert len(long) > 200 and trained.reproduce(long) == long, "not one unknown word, as in BERT"
 

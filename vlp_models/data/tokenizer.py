@@ -36,7 +36,7 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer, Normalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from tokenizers.trainers import WordPieceTrainer
+from tokenizers.trainers import BpeTrainer
 
 from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.log import get_logger
@@ -51,6 +51,7 @@ logger = get_logger(__name__)
 FORMAT = "vlp-tokenizer/1"
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
+UNSPACED_PIECE = 8  # characters of a piece, if a script of the texts has no spaces between words: a word or two of Thai
 
 FILE, SETTINGS, OLD_SETTINGS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMES = {"pad": PAD, "unk": UNK, "cls": CLS, "sep": SEP, "mask": MASK}  # keys of `tokenizer.special_tokens`
@@ -128,8 +129,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train at most `size` pieces on `texts`; the same texts in any order give the same vocabulary.
 
-        A character or a merge needs at least `min_frequency` occurrences; a merge needs two if a script of the texts
-        has no spaces between words. Memory grows with the distinct words; `texts` is iterated twice.
+        A character or a merge needs at least `min_frequency` occurrences. If a script of the texts has no spaces
+        between words, a merge needs two, and a piece has at most `UNSPACED_PIECE` characters. Memory grows with the
+        distinct words; `texts` is iterated twice.
         """
         normalizer = _normalizer(lowercase, strip_accents)
         counts: Counter[str] = Counter()
@@ -143,17 +145,20 @@ class Tokenizer:
         # The trainer numbers "##a" pieces in the order of a randomly seeded hash map and breaks ties by number.
         # Listing them all beforehand makes training a function of the texts alone.
         named = [*SPECIAL_TOKENS, *(CONTINUATION + c for c in characters)]
-        # Thai has no spaces between words, so a caption is one word: merges that occur once would make it one piece.
-        without_spaces = unspaced_scripts("".join(characters)) - {"Han"}
-        trainer = WordPieceTrainer(
+        # Thai has no spaces between words, so a caption is one word: without limits it would become one piece.
+        without_spaces = bool(unspaced_scripts("".join(characters)) - {"Han"})
+        # The library's trainer of word pieces is this one, without a limit on their length.
+        trainer = BpeTrainer(
             vocab_size=size,
             min_frequency=max(min_frequency, 2) if without_spaces else min_frequency,
+            max_token_length=UNSPACED_PIECE if without_spaces else None,
+            continuing_subword_prefix=CONTINUATION,
             special_tokens=named,
             initial_alphabet=characters,
             limit_alphabet=len(characters),
             show_progress=False,
         )
-        engine = _engine(WordPiece(unk_token=UNK), normalizer)
+        engine = _engine(BPE(unk_token=UNK, continuing_subword_prefix=CONTINUATION), normalizer)
         engine.train_from_iterator(iter(texts), trainer)
         ids = engine.get_vocab(with_added_tokens=True)  # token -> id
         vocabulary = sorted(ids, key=ids.__getitem__)
@@ -421,7 +426,7 @@ def _normalizer(lowercase: bool, strip_accents: bool | None, vocabulary: Iterabl
     return normalizers.Sequence([*steps, bert]) if steps else bert
 
 
-def _engine(model: WordPiece, normalizer: Normalizer) -> Engine:
+def _engine(model: WordPiece | BPE, normalizer: Normalizer) -> Engine:
     engine = Engine(model)
     engine.normalizer = normalizer
     engine.pre_tokenizer = BertPreTokenizer()
