@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
+from vlp_models.contrib.label.server import own_hosts
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.data.formats.pairs import LABELED
 from vlp_models.errors import VLPError
@@ -239,6 +241,13 @@ def test_what_cannot_be_labeled_is_an_error_in_one_sentence(
     result = CliRunner().invoke(app, ["label", *arguments])
     assert isinstance(result.exception, VLPError) and message in str(result.exception)
     assert not (tmp_path / "data/raw/own/pairs.csv").exists()
+
+
+def test_a_server_on_all_addresses_has_the_names_of_the_machine() -> None:
+    here, everywhere = own_hosts("127.0.0.1", 7861), own_hosts("0.0.0.0", 80)
+    assert {"127.0.0.1:7861", "localhost:7861", "[::1]:7861"} == here
+    name = socket.gethostname().lower()
+    assert {name, f"{name}:80", "localhost"} <= everywhere and "evil.example:80" not in everywhere
 
 
 def test_the_columns_are_those_that_the_reader_expects() -> None:

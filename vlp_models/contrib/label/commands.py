@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -55,7 +56,7 @@ def label(
     """
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.label.background import Background
-    from vlp_models.contrib.label.server import bind, make_app, own_hosts, read_token, serve
+    from vlp_models.contrib.label.server import ALL_ADDRESSES, bind, make_app, own_hosts, read_token, serve
     from vlp_models.params import load_params
 
     params, workspace = load_params(), Workspace()
@@ -73,7 +74,9 @@ def label(
         title=title,
         cookie=f"vlp-label-{port}",  # cookies of all ports of a host are shared
     )
-    shown = f"[{host}]" if ":" in host else host
+    # For all addresses of the machine, its name is one that a browser can open.
+    name_of_host = socket.gethostname() if host in ALL_ADDRESSES else host
+    shown = f"[{name_of_host}]" if ":" in name_of_host else name_of_host
     progress = desk.progress()
     print(f"{progress['labeled']:,} of {progress['photos']:,} photos in {source.root} have a caption")
     print(f"open http://{shown}:{port}/?token={token}; press Ctrl-C to stop", flush=True)

@@ -33,6 +33,7 @@ from vlp_models.errors import ParamsError, VLPError
 MAX_REQUEST = 64 * 1024  # bytes
 MAX_CAPTION, MAX_NAME = 2000, 80  # characters
 
+ALL_ADDRESSES = ("0.0.0.0", "::")
 CLOSED = "Open the address that `vlp label` prints: it contains the token of this page."
 
 
@@ -235,7 +236,7 @@ def bind(host: str, port: int) -> socket.socket:
 def own_hosts(host: str, port: int) -> set[str]:
     """Return the values of `Host` that are this server's: the address it listens on, and the names of loopback."""
     names = {host.lower(), "localhost", "127.0.0.1", "[::1]"}
-    if host in ("0.0.0.0", "::"):  # all addresses of the machine
+    if host in ALL_ADDRESSES:
         names |= {socket.gethostname().lower(), socket.getfqdn().lower(), *_addresses()}
     if ":" in host:
         names.add(f"[{host.lower()}]")
