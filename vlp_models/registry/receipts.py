@@ -13,10 +13,6 @@ from typing import Any
 from vlp_models.params import TrackingParams
 
 Receipt = dict[str, Any]
-TABLE_NUMBERS = (
-    *("metric", "value", "champion_value", "gain", "gain_low", "gain_high"),
-    *("detectable", "error", "budget_left"),
-)
 DECISIONS_META = "decisions"  # name of the report's <meta> with the hash of the decisions that it shows
 
 
@@ -107,12 +103,6 @@ def describe_decision(decision: dict[str, Any]) -> str:
     value = (decision.get("numbers") or {}).get("champion_value")
     champion = f"version {decision['champion']}" if decision.get("champion") else "none"
     return f"{text}; champion: {champion}" + (f", {value:.1f}" if value is not None else "")
-
-
-def decision_numbers(decision: dict[str, Any]) -> dict[str, Any]:
-    """Return those of a decision's numbers that fit into a table."""
-    numbers = decision.get("numbers")
-    return {name: numbers[name] for name in TABLE_NUMBERS if name in numbers} if isinstance(numbers, dict) else {}
 
 
 def hash_decisions(decisions: dict[str, dict[str, Any]]) -> str:

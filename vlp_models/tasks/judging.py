@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vlp_models.metrics.score import STATISTICS
 from vlp_models.tasks import TASKS, check_task, task_class
 from vlp_models.tasks.scoring import CHANCE, CONSTANT, NEAREST
 
@@ -52,21 +51,3 @@ def direction_of(task: str, metric: str) -> Literal["higher", "lower"]:
         return "lower"
     judging = judging_of(task)
     return judging.direction if metric == judging.metric else "higher"
-
-
-def main_metric(task: str) -> str | None:
-    """Return the metric by which versions of a built-in task are judged by default; None for a task of a plugin."""
-    return judging_of(task).metric if _is_built_in(task) else None
-
-
-def own_statistic(task: str, metric: str) -> str | None:
-    """Return the name of the statistic that computes a metric of a built-in task; None for a task of a plugin."""
-    if not _is_built_in(task):
-        return None
-    # A metric with a statistic of its own shares its name; all others are means over items.
-    return metric if metric in STATISTICS else "mean"
-
-
-def _is_built_in(task: str) -> bool:
-    """Return whether a task is of this package and no plugin replaces it."""
-    return task in TASKS.builtin and TASKS[task] == TASKS.builtin[task]

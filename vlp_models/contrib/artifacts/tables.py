@@ -24,7 +24,6 @@ from vlp_models.params import Params
 from vlp_models.registry.client import named_uri
 from vlp_models.registry.promotion.gate_rule import gate_metric_or_empty
 from vlp_models.registry.receipts import (
-    decision_numbers,
     describe_decision,
     find_challenger,
     read_decisions,
@@ -32,6 +31,10 @@ from vlp_models.registry.receipts import (
     read_value,
 )
 
+TABLE_NUMBERS = (
+    *("metric", "value", "champion_value", "gain", "gain_low", "gain_high"),
+    *("detectable", "error", "budget_left"),
+)
 COLUMNS = ("task", "run", "model", "dataset", "split", "metric", "value", "low", "high", "n")
 MAX_NAME = 120  # characters of a run's name
 MLFLOW_UI = "http://127.0.0.1:5000"  # where the `mlflow ui` that `vlp run` prints listens
@@ -100,10 +103,7 @@ def make_artifacts(root: Path, params: Params, outcomes: Sequence[Outcome]) -> l
         Artifact(
             key="promotion",
             description=f"{verdicts}. `vlp history TASK` lists all decisions",
-            rows=[
-                {"task": task, **_scalars(decision), **decision_numbers(decision)}
-                for task, decision in decisions.items()
-            ],
+            rows=[{"task": task, **_scalars(decision), **_numbers(decision)} for task, decision in decisions.items()],
         ),
         Artifact(
             key="parts",
@@ -212,3 +212,9 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
         elif value is None or isinstance(value, (str, int, float)):
             cells[name] = value
     return cells
+
+
+def _numbers(decision: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a decision's numbers that fit into a table."""
+    numbers = decision.get("numbers")
+    return {name: numbers[name] for name in TABLE_NUMBERS if name in numbers} if isinstance(numbers, dict) else {}

@@ -30,7 +30,7 @@ from vlp_models.common.workspace import WITHDRAWN, Workspace
 from vlp_models.contrib.bundles.run_bundle import ITEMS, PARAMS, SCORES, RunBundle, environment
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.score import EXTRA, ItemScores
+from vlp_models.metrics.score import EXTRA, STATISTICS, ItemScores
 from vlp_models.metrics.unseen import score_unseen
 from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.dvc.external import (
@@ -41,7 +41,8 @@ from vlp_models.pipeline.dvc.external import (
     named_sources,
 )
 from vlp_models.pipeline.stages.plan import check_params
-from vlp_models.tasks.judging import main_metric, own_statistic
+from vlp_models.tasks import TASKS
+from vlp_models.tasks.judging import judging_of
 from vlp_models.tasks.scoring import read_item_scores
 
 Level = Literal["score", "predict", "train"]
@@ -86,7 +87,7 @@ def score(bundle: RunBundle) -> list[Finding]:
     """
     # Scores are popped as their items are found; the rest has no items.
     records, items = _records(bundle.json(SCORES)), _bundle_items(bundle)
-    main = main_metric(bundle.task)
+    main = _main_metric(bundle.task)
     with_items = {main, *(scores.metric for scores in items)}
     checked: dict[str, list[str]] = {}  # dataset and split -> metrics
     wrong, count = [], 0
@@ -101,7 +102,7 @@ def score(bundle: RunBundle) -> list[Finding]:
         is_extra = bool(record.get(EXTRA)) and scores.metric != main
         # An extra metric's statistic is named by its plugin; a built-in metric must have its own, or any number would
         # pass.
-        statistic = None if is_extra else own_statistic(bundle.task, scores.metric)
+        statistic = None if is_extra else _own_statistic(bundle.task, scores.metric)
         if statistic and scores.statistic != statistic:
             wrong.append(f"{where}: its items have the statistic {scores.statistic}, not {statistic}")
         try:
@@ -411,3 +412,21 @@ def _equal(before: Any, now: Any) -> bool:
 
 def _list(wrong: list[str]) -> str:
     return "; ".join(wrong[:SHOWN]) + (f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else "")
+
+
+def _main_metric(task: str) -> str | None:
+    """Return the metric by which versions of a built-in task are judged by default; None for a task of a plugin."""
+    return judging_of(task).metric if _is_built_in(task) else None
+
+
+def _own_statistic(task: str, metric: str) -> str | None:
+    """Return the name of the statistic that computes a metric of a built-in task; None for a task of a plugin."""
+    if not _is_built_in(task):
+        return None
+    # A metric with a statistic of its own shares its name; all others are means over items.
+    return metric if metric in STATISTICS else "mean"
+
+
+def _is_built_in(task: str) -> bool:
+    """Return whether a task is of this package and no plugin replaces it."""
+    return task in TASKS.builtin and TASKS[task] == TASKS.builtin[task]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from vlp_models.data.formats.base import Tables, is_utf8
+from vlp_models.data.formats.base import RecordError, Tables, is_utf8
 from vlp_models.data.formats.files import read_text
 from vlp_models.data.formats.splits import SplitsParams, check_splits, photo_id, read_karpathy
 from vlp_models.data.images import FORMATS
@@ -144,3 +144,16 @@ def _add_listed(
     # a name with a suffix is a file's; Entities' lists have bare ids
     elif Path(file).suffix.lower() in FORMATS:
         names.setdefault(photo, file)
+
+
+def check_unused(key: str, local: str, used_in: Mapping[str, str]) -> None:
+    """Check that an id is that of no earlier record.
+
+    Args:
+        used_in: id -> provenance of its record.
+
+    Raises:
+        RecordError: under the rule `id_unique`.
+    """
+    if local in used_in:
+        raise RecordError(f"{key} {local} is already used in {used_in[local]}", rule="id_unique")

@@ -31,12 +31,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.contrib.research_formats.lists import ListedParams, photo_folder, read_lists, select_splits
+from vlp_models.contrib.research_formats.lists import (
+    ListedParams,
+    check_unused,
+    photo_folder,
+    read_lists,
+    select_splits,
+)
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
-    check_unused,
     fills,
     get_id,
     get_sentence,

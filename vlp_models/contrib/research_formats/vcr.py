@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlp_models.contrib.research_formats.lists import select_splits
+from vlp_models.contrib.research_formats.lists import check_unused, select_splits
 from vlp_models.data.formats.base import (
     RecordError,
     Row,
     Tables,
-    check_unused,
     fills,
     get,
     get_id,

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -283,19 +283,6 @@ class RecordError(ValueError):
     def __init__(self, reason: str, rule: str = "record_readable") -> None:
         super().__init__(reason)
         self.rule = rule
-
-
-def check_unused(key: str, local: str, used_in: Mapping[str, str]) -> None:
-    """Check that an id is that of no earlier record.
-
-    Args:
-        used_in: id -> provenance of its record.
-
-    Raises:
-        RecordError: under the rule `id_unique`.
-    """
-    if local in used_in:
-        raise RecordError(f"{key} {local} is already used in {used_in[local]}", rule="id_unique")
 
 
 def join_id(source: str, local: str | int) -> str:
