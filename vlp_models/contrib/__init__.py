@@ -10,6 +10,13 @@ of entries, and where the line to the core is.
 # ignored, and any other is an error that names the folder.
 CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "artifacts": {"publishers": {"artifacts": "vlp_models.contrib.artifacts.tables:publish"}},
+    "audit": {
+        "params": {"validate.audit": "vlp_models.contrib.audit.params:AuditParams"},
+        "flags": {
+            "files": "vlp_models.contrib.audit.decisions:files",
+            "read": "vlp_models.contrib.audit.decisions:read_flagged",
+        },
+    },
     "augment": {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},

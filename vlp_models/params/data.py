@@ -10,7 +10,16 @@ from pydantic import Field
 
 from vlp_models.common.limits import LEAST_SIDE
 from vlp_models.errors import ParamsError
-from vlp_models.params.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt, Share, ShareBelowOne, build
+from vlp_models.params.schema import (
+    Extensible,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveInt,
+    Share,
+    ShareBelowOne,
+    build,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,9 @@ class NearDuplicateParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateParams:
+class ValidateParams(Extensible):
+    prefix: ClassVar[str] = "validate."
+
     max_bad_fraction: Share
     min_caption_words: NonNegativeInt
     max_caption_words: PositiveInt

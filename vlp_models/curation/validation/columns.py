@@ -18,14 +18,14 @@ Row = dict[str, Any]
 
 
 def add_derived_columns(
-    table: str, rows: list[Row], facts: CrossFacts, first: int = 0, leaks: Mapping[str, str] | None = None
+    table: str, rows: list[Row], facts: CrossFacts, first: int = 0, reasons: Mapping[str, str] | None = None
 ) -> list[Row]:
     """Return the rows with all columns that the rules of `table` check.
 
     Args:
         facts: what depends on other rows.
         first: the position of the batch's first row in the table.
-        leaks: image id -> description, for copies of evaluation images (duplicates/leakage.py).
+        reasons: of images that are copies of evaluation images (duplicates/leakage.py), or of flagged captions, by id.
     """
     # facts of other rows replace these where there are some
     no_facts = {"id_of": THIS_ROW, **NO_CROSS_FACTS.get(table, {})}
@@ -33,7 +33,7 @@ def add_derived_columns(
         {**row, "row": number, **no_facts, **facts.columns.get(number, {})}
         for number, row in enumerate(rows, start=first)
     ]
-    images, quarantined_images = facts.images, facts.quarantined
+    images, quarantined_images, reasons = facts.images, facts.quarantined, reasons or {}
     view = TABLES.get(table)
     if table != "images" and (view is None or view.has_image):
         for row in rows:
@@ -49,6 +49,9 @@ def add_derived_columns(
             row |= text_columns(row["text"])
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
+    if table == "captions":
+        for row in rows:
+            row["flagged"] = reasons.get(row["caption_id"], "")
     if table == "questions":
         for row in rows:
             # a question without answers and type is unlabeled, which is valid
@@ -61,7 +64,7 @@ def add_derived_columns(
             row["pixels"] = row["width"] * row["height"] if sized else None
             # one reason is enough: a repeated id or an equal file is reported by its own rule
             reported = row["also_in"] or row["id_of"] != THIS_ROW
-            row["near_in"] = "" if reported else (leaks or {}).get(row["image_id"], "")
+            row["near_in"] = "" if reported else reasons.get(row["image_id"], "")
     return rows
 
 

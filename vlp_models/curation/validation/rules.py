@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlp_models.curation.validation import FLAGS
 from vlp_models.curation.validation.columns import text_columns
 from vlp_models.data.tables import ID_COLUMN, SPLITS
 from vlp_models.data.views import TABLES
@@ -79,6 +80,9 @@ TEXT_RULES = (  # name and column, reason, description
     ),
     ("text_not_url", "nothing but a URL: {text!r}", "the text is more than a URL"),
 )
+
+
+FLAGGED = Rule("captions", "audit", "flagged", EMPTY, "{flagged}", "`vlp audit` did not lead to its removal")
 
 
 def passes(check: Check, value: Any) -> bool:
@@ -211,7 +215,8 @@ def _own_rules(table: str, params: ValidateParams) -> list[Rule]:
     if table == "captions":
         low, high = params.min_caption_words, params.max_caption_words
         reason, valid = f"{{words}} words, expected {low} to {high}", f"the text has {low} to {high} words"
-        return [Rule(table, "caption_words", "words", Between(low, high), reason, valid)]
+        words = Rule(table, "caption_words", "words", Between(low, high), reason, valid)
+        return [words, FLAGGED] if FLAGS else [words]
     if table == "questions":
         reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
         valid = f"{ANSWERS_PER_QUESTION} answers, or one correct answer"

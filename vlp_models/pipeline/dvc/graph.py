@@ -10,7 +10,7 @@ its values. DVC requires the same dependencies for every entry, so an entry with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.source_hash import plugin_record
 from vlp_models.common.workspace import WITHDRAWN
-from vlp_models.curation.validation import VALIDATION_PAGES
+from vlp_models.curation.validation import FLAGS, VALIDATION_PAGES
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.models import baseline_models
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
@@ -91,7 +91,7 @@ class Context:
     raw: params.yaml as plain data: DVC accepts only keys that the file holds.
     kinds: image input of each model.
     used: the views and metrics that datasets and runs use.
-    withdrawn: whether `vlp forget` has removed images; DVC accepts only dependencies that exist.
+    exists: whether the project has a file, such as the list of withdrawn images; DVC accepts no other dependencies.
     package: what stands for this package's code: its folder in a clone, else its record (common/packages.py).
     """
 
@@ -99,7 +99,7 @@ class Context:
     raw: Mapping[str, Any]
     kinds: Mapping[str, Kind]
     used: InUse
-    withdrawn: bool
+    exists: Callable[[str], bool]
     package: str
 
     def keys(self, *keys: str) -> list[str]:
@@ -169,12 +169,12 @@ def build_pipeline(
     *,
     kinds: Mapping[str, Kind],
     used: InUse,
-    withdrawn: bool = False,
+    exists: Callable[[str], bool] = lambda file: False,
     package: str = "vlp_models",
 ) -> dict[str, Stage]:
     """Return the stages of dvc.yaml by name, in the file's order. See `Context` for the arguments."""
     # A builder returns None, or a `foreach` without entries, for a stage that these params do not need.
-    context = Context(params, raw, kinds, used, withdrawn, package)
+    context = Context(params, raw, kinds, used, exists, package)
     built = {name: import_target(target)(context) for name, target in BUILDERS.items()}
     stages = {name: stage for name, stage in built.items() if stage and stage.get("foreach", True)}
     for stage in stages.values():
@@ -242,7 +242,7 @@ def prepare(c: Context) -> Stage:
         deps=[
             "${item.root}",
             *_each_of("other", other_files),
-            *([WITHDRAWN] if c.withdrawn else []),
+            *filter(c.exists, [WITHDRAWN]),
             code("stages", "prepare"),
             code("formats", "${item.format}"),
             *_each_of("view", views),
@@ -252,11 +252,13 @@ def prepare(c: Context) -> Stage:
 
 
 def validate(c: Context) -> Stage:
+    flags = filter(c.exists, import_target(FLAGS["files"])(c.params.validate)) if FLAGS else ()
     return {
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
         "deps": [
             *(f"data/interim/{name}" for name in c.params.data),
+            *flags,
             code("stages", "validate"),
             *(code("validation_pages", name) for name in VALIDATION_PAGES),
             *c.filled,

@@ -15,7 +15,7 @@ from vlp_models.common.packages import OWN_RECORD, check_installed, holds_own_co
 from vlp_models.common.source_hash import PACKAGE, hash_sources
 from vlp_models.common.workspace import Workspace
 from vlp_models.curation.duplicates import WITHDRAWN
-from vlp_models.curation.validation import VALIDATION_PAGES
+from vlp_models.curation.validation import FLAGS, VALIDATION_PAGES
 from vlp_models.data.shards import AUGMENTED, STREAMING
 from vlp_models.errors import ParamsError
 from vlp_models.evaluation.report import REPORT_SECTIONS
@@ -131,11 +131,18 @@ def planned(
         ParamsError: a check of params.yaml fails.
     """
     raw = read_yaml(workspace.root / "params.yaml") if raw is None else raw
-    withdrawn = workspace.withdrawn.exists()
     # In a clone the package's folder is the dependency, otherwise a record of the installed package.
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
     facts = facts or check_params(params)
-    return render(build_pipeline(params, raw, kinds=facts.kinds, used=facts.used, withdrawn=withdrawn, package=package))
+    pipeline = build_pipeline(
+        params,
+        raw,
+        kinds=facts.kinds,
+        used=facts.used,
+        exists=lambda file: (workspace.root / file).exists(),
+        package=package,
+    )
+    return render(pipeline)
 
 
 def changed_code(workspace: Workspace) -> list[str]:
@@ -154,6 +161,7 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
     # streamed, sharded or train adapters, ...
     tables: dict[tuple[str, str], Iterable[str]] = {
         ("stages", "prepare"): WITHDRAWN.values(),
+        ("stages", "validate"): FLAGS.values(),
         ("stages", "register"): [*SERVING_MODULES, *EXTRACTORS.values()],
         ("stages", "pretrain"): [*SHARED_OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
         ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],

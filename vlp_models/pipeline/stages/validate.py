@@ -35,7 +35,7 @@ from vlp_models.curation.duplicates.leakage import (
     write_leaks,
 )
 from vlp_models.curation.duplicates.search import NearRules
-from vlp_models.curation.validation import VALIDATION_PAGES
+from vlp_models.curation.validation import FLAGS, VALIDATION_PAGES
 from vlp_models.curation.validation.columns import add_derived_columns
 from vlp_models.curation.validation.cross_row_facts import Crossing
 from vlp_models.curation.validation.rules import Rule, rules_for
@@ -112,9 +112,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         # image id -> what it is a copy of, which a rule of the images table reports
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
+        flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
+        reasons = {"images": leaks, "captions": flagged}
         # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
         with output_directory(workspace.validated) as directory:
-            results = _check_tables(sources, params.validate, workspace, directory, leaks)
+            results = _check_tables(sources, params.validate, workspace, directory, reasons)
             captions_in_train = _captions_in_train(directory)
             left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
             report = _report(results, params.validate) | {
@@ -220,7 +222,11 @@ def _captions_in_train(directory: Path) -> dict[str, Any]:
 
 
 def _check_tables(
-    sources: list[Path], params: ValidateParams, workspace: Workspace, directory: Path, leaks: Mapping[str, str]
+    sources: list[Path],
+    params: ValidateParams,
+    workspace: Workspace,
+    directory: Path,
+    reasons: Mapping[str, Mapping[str, str]],
 ) -> dict[str, TableResult]:
     """Write the good rows of each table to `directory`, and the others to one quarantine per table."""
     from vlp_models.curation.validation.suites import SuiteRunner
@@ -236,7 +242,8 @@ def _check_tables(
                 TableWriter("quarantine", _quarantine_folder(directory, name)) as quarantine,
             ):
                 rules = rules_for(name, params)
-                results[name] = _check_table(name, sources, rules, suites, crossing, leaks, good, quarantine)
+                described = reasons.get(name, {})
+                results[name] = _check_table(name, sources, rules, suites, crossing, described, good, quarantine)
             # The other tables' rows are checked against the images, good and quarantined.
             if name == "images":
                 crossing.load_images(good.path, quarantine.path)
@@ -249,7 +256,7 @@ def _check_table(
     rules: list[Rule],
     suites: SuiteRunner,
     crossing: Crossing,
-    leaks: Mapping[str, str],
+    reasons: Mapping[str, str],
     good: TableWriter,
     quarantine: TableWriter,
 ) -> TableResult:
@@ -265,7 +272,7 @@ def _check_table(
     unread, failed_unread, start = result.bad, result.failed.copy(), 0
     files = _files(sources, name)
     for table, facts in zip(read_batches(files, BATCH), crossing.facts(name, files, BATCH), strict=True):
-        rows = add_derived_columns(name, table.to_pylist(), facts, start, leaks)
+        rows = add_derived_columns(name, table.to_pylist(), facts, start, reasons)
         # Captions that their image has already are dropped; they break no rule. Val and test keep them: a public
         # test's CIDEr is the mean over all references, equal ones too.
         tested = {image_id for image_id, image in facts.images.items() if image["split"] in ("val", "test")}

@@ -1,0 +1,117 @@
+"""The page of `vlp audit` over HTTP: what it shows, what it saves, and whom it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import pytest
+from conftest import Audited
+from PIL import Image
+
+from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, read_decisions
+from vlp_models.contrib.audit.page import MAX_BODY, serving
+from vlp_models.errors import ParamsError
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Site(NamedTuple):
+    project: Audited
+    port: int
+    token: str
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), sent)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, content, dict(response.getheaders())
+
+    def decide(self, caption_id: str, decision: str, **headers: str) -> int:
+        body = {"caption_id": caption_id, "decision": decision}
+        return self.ask("POST", "/decide", body, X_Token=self.token, **(JSON | headers))[0]
+
+
+@pytest.fixture
+def site(copied: Callable[[], Audited]) -> Iterator[Site]:
+    project = copied()
+    report = project.workspace.root / REPORT
+    rows = project.rows()
+    rows[0]["text"] = "<script>alert(1)</script> a ball"
+    report.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with serving(project.workspace, host="127.0.0.1", port=0) as (address, _):
+        url = urlsplit(address)
+        assert url.port
+        yield Site(project, url.port, url.query.removeprefix("token="))
+
+
+def test_pairs_have_thumbnails_and_reasons_and_decisions_are_saved_at_once(site: Site) -> None:
+    row = site.project.rows()[0]
+    status, content, headers = site.ask("GET", f"/?token={site.token}")
+    html = content.decode()
+    assert status == 200 and row["findings"][0]["reason"] in html
+    assert "<script>alert" not in html and "&lt;script&gt;alert" in html, "captions are escaped"
+    assert "default-src 'none'" in headers["Content-Security-Policy"] and "http://" not in html.replace("127.0.0.1", "")
+    status, content, headers = site.ask("GET", f"/image?token={site.token}&id={quote(row['image_id'])}")
+    assert status == 200 and headers["Content-Type"] == "image/jpeg"
+    assert max(Image.open(BytesIO(content)).size) <= 260
+
+    assert site.decide(row["caption_id"], "remove") == 200
+    file = site.project.workspace.root / DECISIONS
+    assert read_decisions(file) == {row["caption_id"]: "remove"}
+    assert site.decide(row["caption_id"], "accept", Origin=f"http://127.0.0.1:{site.port}") == 200
+    assert read_decisions(file) == {row["caption_id"]: "accept"}
+    assert 'class="chosen"' in site.ask("GET", f"/?token={site.token}")[1].decode()
+    # another server continues with the decisions
+    with serving(site.project.workspace, host="127.0.0.1", port=0) as (address, _):
+        url = urlsplit(address)
+        again = Site(site.project, url.port or 0, url.query.removeprefix("token="))
+        assert 'class="chosen"' in again.ask("GET", f"/?token={again.token}")[1].decode()
+
+
+def test_pages_and_kinds(site: Site) -> None:
+    html = site.ask("GET", f"/?token={site.token}&kind=empty")[1].decode()
+    assert html.count("<section") == len(site.project.planted["empty"])
+    html = site.ask("GET", f"/?token={site.token}&page=2")[1].decode()
+    assert 'aria-label="Pair 51"' in html and "Page 2 of" in html
+    assert "Page 1 of" in site.ask("GET", f"/?token={site.token}&page=x")[1].decode()
+    assert site.ask("GET", f"/?token={site.token}&kind=nothing")[0] == 200
+
+
+def test_strangers_are_refused(site: Site) -> None:
+    """Other users of the machine, other sites in the browser, and requests that are no decision."""
+    caption = site.project.rows()[0]["caption_id"]
+    body = {"caption_id": caption, "decision": "remove"}
+    assert site.ask("GET", "/")[0] == 403
+    assert site.ask("GET", "/?token=guess")[0] == 403
+    assert site.ask("GET", f"/?token={site.token}", Host=f"evil.example:{site.port}")[0] == 421
+    assert site.ask("POST", "/decide", body, **JSON)[0] == 403
+    assert site.decide(caption, "remove", Origin="http://evil.example") == 403
+    assert site.ask("POST", "/decide", body, X_Token=site.token, Content_Type="text/plain")[0] == 415
+    for wrong in (b"{", b"[]", b'{"caption_id": "x/1", "decision": "remove"}', b"[" * 5000):
+        assert site.ask("POST", "/decide", wrong, X_Token=site.token, **JSON)[0] == 422
+    assert site.decide(caption, "erase") == 422
+    assert site.ask("POST", "/decide", b"x" * (MAX_BODY + 1), X_Token=site.token, **JSON)[0] == 413
+    assert not (site.project.workspace.root / DECISIONS).exists(), "nothing was saved"
+
+
+def test_only_images_of_the_report_are_sent(site: Site) -> None:
+    (site.project.workspace.root / "secret.jpg").write_bytes(b"private")
+    for name in ("secret.jpg", "../secret.jpg", "/etc/passwd", "scenes/nothing"):
+        assert site.ask("GET", f"/image?token={site.token}&id={quote(name)}")[0] == 404
+    assert site.ask("GET", f"/reports/audit.jsonl?token={site.token}")[0] == 404
+
+
+def test_a_port_in_use_is_one_sentence(site: Site) -> None:
+    with (
+        pytest.raises(ParamsError, match=r"port \d+: Address already in use; choose others with --host and --port"),
+        serving(site.project.workspace, host="127.0.0.1", port=site.port),
+    ):
+        pass
