@@ -84,6 +84,7 @@ def plant(workspace: Workspace) -> dict[str, set[str]]:
         for row, text in zip(chosen, changes, strict=True):
             row["text"] = text
         planted[kind] = {row["caption_id"] for row in chosen}
+    write_table([], "quarantine", workspace.validated)
     for directory in (interim, workspace.validated):
         write_table(rows, "captions", directory)
     return planted
