@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -169,9 +170,10 @@ ENDS = ("grass", "beach", "sofa", "street", "table", "snow", "stairs", "road")
 GERMAN = ("Rasen", "Strand", "Sofa", "Weg", "Tisch", "Schnee", "Platz", "Dach")
 
 
-def test_a_model_with_two_towers_is_a_second_space(audited: Audited) -> None:
+def test_a_model_with_two_towers_is_a_second_space(copied: Callable[[], Audited]) -> None:
     """VLMo embeds images from pixels and texts apart; a family without this ability is refused in one sentence."""
-    workspace, params = audited.workspace, audited.params
+    project = copied()
+    workspace, params = project.workspace, project.params
     with pytest.raises(ParamsError, match=r"--tower finetune/nothing: not in params\.yaml"):
         resolve_tower("finetune/nothing", params)
     assert resolve_tower("tden", params) == "initial/tden"
