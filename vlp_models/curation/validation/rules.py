@@ -215,8 +215,7 @@ def _own_rules(table: str, params: ValidateParams) -> list[Rule]:
     if table == "captions":
         low, high = params.min_caption_words, params.max_caption_words
         reason, valid = f"{{words}} words, expected {low} to {high}", f"the text has {low} to {high} words"
-        words = Rule(table, "caption_words", "words", Between(low, high), reason, valid)
-        return [words, FLAGGED] if FLAGS else [words]
+        return [Rule(table, "caption_words", "words", Between(low, high), reason, valid), *([FLAGGED] if FLAGS else [])]
     if table == "questions":
         reason = f"{{labeled_answers}} answers, expected {ANSWERS_PER_QUESTION}, or one correct answer"
         valid = f"{ANSWERS_PER_QUESTION} answers, or one correct answer"

@@ -112,8 +112,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         # image id -> what it is a copy of, which a rule of the images table reports
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-        flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
-        reasons = {"images": leaks, "captions": flagged}
+        reasons = {"images": leaks}
+        if FLAGS:
+            reasons["captions"] = import_target(FLAGS["read"])(params.validate, workspace.root)
         # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
         with output_directory(workspace.validated) as directory:
             results = _check_tables(sources, params.validate, workspace, directory, reasons)
@@ -242,8 +243,9 @@ def _check_tables(
                 TableWriter("quarantine", _quarantine_folder(directory, name)) as quarantine,
             ):
                 rules = rules_for(name, params)
-                described = reasons.get(name, {})
-                results[name] = _check_table(name, sources, rules, suites, crossing, described, good, quarantine)
+                results[name] = _check_table(
+                    name, sources, rules, suites, crossing, reasons.get(name, {}), good, quarantine
+                )
             # The other tables' rows are checked against the images, good and quarantined.
             if name == "images":
                 crossing.load_images(good.path, quarantine.path)
