@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from hub_server import COMMIT, REPOSITORY, hub_server
 from language_model_folders import CONFIGS, ROWS, write_language_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,6 +34,19 @@ from vlp_models.tasks.base import load_task_model
 
 SMALL = {"prefix": 4, "mapper_hidden": 32, "mapper_heads": 2, "mapper_intermediate": 64, "mapper_layers": 1}
 FAMILY, TOLERANCE = "language_model_decoder", 1e-5
+# A process of its own: the client of the Hub reads its environment once.
+USE_AND_BUILD = """
+import sys
+from vlp_models.cli.main import main
+from vlp_models.cli.pipeline import run_stage
+sys.argv = ["vlp", "use", "--set", "models.lm.seed=2"]
+try:
+    main()
+except SystemExit as end:
+    if end.code:
+        raise
+run_stage("initial", "lm", "params.yaml")
+"""
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -173,19 +190,17 @@ def test_other_models_and_unsafe_files_are_refused_before_anything_is_built(gpt2
         build_model(FAMILY, {}, DataFacts(vocab_size=500, mask_id=None, feature_dim=4), init=str(gpt2))
 
 
-def make_workspace(root: Path, folder: Path, **run: Any) -> Params:
-    """Write a workspace with the language model's tokenizer, and its initial checkpoint."""
+def make_workspace(root: Path, folder: Path, init: str = "", **run: Any) -> Params:
+    """Write a workspace with the tokenizer of the language model in `folder`, which a model starts from."""
     write_workspace(root)
     raw = yaml.safe_load((root / "params.yaml").read_text())
-    raw["models"] = {"lm": {"family": FAMILY, "init": str(folder), "config": SMALL}}
+    raw["models"] = {"lm": {"family": FAMILY, "init": init or str(folder), "config": SMALL}}
     raw["pretrain"] = {}
     raw["finetune"] = {"lm": {"task": "captioning", "start": "initial/lm", "max_epochs": 1, **run}}
     (root / "params.yaml").write_text(yaml.safe_dump(raw))
     (root / "data" / "tokenizer" / "vocab.txt").unlink()
     read_pretrained(folder).save(root / "data" / "tokenizer")
-    params = load_params(root / "params.yaml")
-    initial.run(params, Workspace(root), "lm")
-    return params
+    return load_params(root / "params.yaml")
 
 
 def changed_parts(workspace: Workspace) -> tuple[dict[str, Tensor], set[str]]:
@@ -203,6 +218,7 @@ def test_a_frozen_language_model_keeps_its_weights_and_a_whole_one_learns(
     groups = {"language_model": {"frozen": True} if frozen else {"lr": 1e-3}}
     params = make_workspace(tmp_path, folder, optimizer={"lr": 1e-3, "groups": groups})
     workspace = Workspace(tmp_path)
+    initial.run(params, workspace, "lm")
     finetune.run(params, workspace, "lm")
     after, changed = changed_parts(workspace)
     mapper = {name for name in after if name.startswith("model.mapper.")}
@@ -222,6 +238,7 @@ def test_adapters_of_the_language_model_are_merged_and_the_mapper_is_trained(fol
     lora = {"rank": 2, "alpha": 4.0, "modules_to_save": ["mapper"]}
     params = make_workspace(tmp_path, folder, lora=lora, optimizer={"lr": 1e-2})
     workspace = Workspace(tmp_path)
+    initial.run(params, workspace, "lm")
     finetune.run(params, workspace, "lm")
     after, changed = changed_parts(workspace)
     linear = {
@@ -230,6 +247,32 @@ def test_adapters_of_the_language_model_are_merged_and_the_mapper_is_trained(fol
         if isinstance(layer, torch.nn.Linear) and name.startswith("language_model.")
     }
     assert linear and changed == linear | {name for name in after if name.startswith("model.mapper.")}
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_is_pinned_by_vlp_use_and_read_at_its_commit(gpt2: Path, tmp_path: Path) -> None:
+    make_workspace(tmp_path / "project", gpt2, init=f"hf://{REPOSITORY}")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    with hub_server() as hub:
+        hub.files = {path.name: path.read_bytes() for path in gpt2.iterdir()} | {"pytorch_model.bin": b"pickle"}
+        settings = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", USE_AND_BUILD],
+            cwd=tmp_path / "project",
+            env=inherited | settings | {"PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "model.safetensors" in hub.downloaded and "pytorch_model.bin" not in hub.downloaded
+    source = f"hf://{REPOSITORY}@{COMMIT}"
+    assert source in (tmp_path / "project" / "params.yaml").read_text()
+    checkpoint = Workspace(tmp_path / "project").checkpoint("initial/lm")
+    assert read_config(checkpoint).provenance["init"]["source"] == source
+    name = "transformer.wte.weight"
+    weights = read_weights(checkpoint)
+    assert torch.equal(weights[f"model.language_model.{name}"], load_file(gpt2 / "model.safetensors")[name])
 
 
 def test_a_killed_training_continues_to_the_bit(tmp_path: Path) -> None:

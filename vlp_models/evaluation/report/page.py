@@ -300,9 +300,9 @@ def facts(params: Params, workspace: Workspace, records: Sequence[Record]) -> li
 
     models = []
     for name, model in params.models.items():
-        origins = {key: getattr(model, key) for key in ("init", "image_init", "text_init") if getattr(model, key)}
-        settings = [f"{key} {value}" for key, value in (origins | model.config).items()]
-        models.append((f"Model {name}", ", ".join([model.family, *settings])))
+        # the config, and the weights that it starts from
+        named = {key: value for key, value in vars(model).items() if key.endswith("init") and value} | model.config
+        models.append((f"Model {name}", ", ".join([model.family, *(f"{key} {value}" for key, value in named.items())])))
     manifest = read_if_exists(workspace.shards / "manifest.json") or {}
     return [
         ("Commit", join_values("git")),
