@@ -149,13 +149,14 @@ def faults(folder: Path) -> dict[str, Any]:
         "`do_resize` and `do_rescale`": lambda: edit("preprocessor_config.json", do_rescale=False),
         "images of 48 x 48 pixels": lambda: edit("preprocessor_config.json", size={"height": 48, "width": 48}),
         "tokenizer.json: no such file": (folder / "tokenizer.json").unlink,
+        "pytorch_model.bin: a pickle": lambda: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
     }
 
 
 @pytest.mark.parametrize("words", list(faults(Path())))
 def test_a_folder_that_is_no_such_model_is_refused_before_its_weights_are_read(words: str, tmp_path: Path) -> None:
     write_siglip(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
     faults(tmp_path)[words]()
     with pytest.raises(VLPError) as error:
         DualEncoder.read_architecture(str(tmp_path), "models.towers.config")

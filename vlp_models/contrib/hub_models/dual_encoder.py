@@ -26,7 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlp_models.contrib.hub_models import open_clip_towers, transformers_towers
-from vlp_models.contrib.hub_models.folder import OPEN_CLIP, check_names, find_folder, hash_weights, read_weights
+from vlp_models.contrib.hub_models.folder import (
+    OPEN_CLIP,
+    check_names,
+    check_weights,
+    find_folder,
+    hash_weights,
+    read_weights,
+)
 from vlp_models.data.batch import Image, Pixels, Text
 from vlp_models.data.inputs import ModelInputs
 from vlp_models.data.pixels import Augmentation, PixelInput
@@ -157,9 +164,12 @@ class DualEncoder(nn.Module):
             CheckpointError: it is no such model, or its preprocessing is missing or unknown.
             DataError, ParamsError: see `find_folder`.
         """
-        folder = find_folder(source, Path(), f"{where.removesuffix('config')}init")
+        key = f"{where.removesuffix('config')}init"
+        folder = find_folder(source, Path(), key)
         library = "open_clip" if (folder / OPEN_CLIP).is_file() else "transformers"
-        return {"library": library, **LIBRARIES[library].read(folder)}
+        architecture = {"library": library, **LIBRARIES[library].read(folder)}
+        check_weights(source, folder, key)
+        return architecture
 
     def load_folder(self, source: str, root: Path, where: str) -> dict[str, Any]:
         """Load the weights of the folder that `init` names; return what config.json records of it.

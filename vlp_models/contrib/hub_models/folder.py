@@ -237,6 +237,25 @@ def weights_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: contains no {WEIGHTS[0]}; copy the model's weights there")
 
 
+def check_weights(source: str, folder: Path, where: str) -> None:
+    """Check, before weights are downloaded or read, that there are some that can be.
+
+    Raises:
+        CheckpointError: a folder has none, or pickles alone.
+        DataError: a repository of the Hub has none.
+    """
+    if not source.startswith(HUB):
+        weights_files(folder)
+        return
+    model = parse(source, where)
+    listed = {file.path for file in _import_hub().get_cached_repo_tree(model.repo, revision=model.revision)}
+    if not listed & {*WEIGHTS, INDEX}:
+        raise DataError(
+            f"params.yaml: `{where}: {source}`: the repository has no {WEIGHTS[0]}, and pickles are not read; choose "
+            "another model or revision"
+        )
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a folder, in the precision that they have there.
 
