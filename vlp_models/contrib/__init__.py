@@ -115,6 +115,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
     "public_weights": {
+        "plan_notes": {"widths": "vlp_models.contrib.public_weights.widths:explain_widths"},
         "init_readers": {
             "text_init": "vlp_models.contrib.public_weights.bert:read_bert",
             "image_init": "vlp_models.contrib.public_weights.timm:read_timm",

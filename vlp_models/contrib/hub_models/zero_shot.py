@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.metrics.score import Score
@@ -29,12 +30,12 @@ def score_untrained(
     if not directory.exists():  # an old version is evaluated again in another project
         return []
     info, tokenizer = read_config(directory), Tokenizer.load(directory)
-    model = build_from_config(info, tokenizer, directory)
+    model: Any = build_from_config(info, tokenizer, directory)
     info = dataclasses.replace(
         info,
         task=Retrieval.task,
         options={"fold": trained.options.fold},
-        max_text_len=model.config.max_positions,  # type: ignore[union-attr]
+        max_text_len=model.config.max_positions,
     )
     task = Retrieval(model, tokenizer, info)
     load_checkpoint_weights(task, read_weights(directory), directory)
