@@ -40,6 +40,7 @@ BORROWERS = {
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "contrib/bundles/test_replay_copy.py": ["imported_features", "public_weights"],
     "contrib/export/test_export.py": ["detector"],
+    "contrib/hub_models/test_fine_tuning.py": ["lora"],
     "contrib/int8/test_int8_export.py": ["export"],
     "contrib/lmms_eval/test_lmms_eval.py": ["export"],
     "contrib/plugin_kit/test_new_plugins.py": ["reasoning_tasks"],
