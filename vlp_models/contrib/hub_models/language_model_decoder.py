@@ -85,7 +85,7 @@ class Mapper(nn.Module):
 
     def __init__(self, config: LanguageModelDecoderConfig, width: int) -> None:
         super().__init__()
-        sizes = {"hidden": config.mapper_hidden, "dropout": config.dropout, "eps": 1e-5}
+        sizes: dict[str, Any] = {"hidden": config.mapper_hidden, "dropout": config.dropout, "eps": 1e-5}
         self.regions = RegionEmbedding(
             config.feature_dim, separate_norms=True, feature_dropout=config.feature_dropout, **sizes
         )
