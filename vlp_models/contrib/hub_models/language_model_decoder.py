@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.hub_models.folder import check_names, find_folder, hash_weights
 from vlp_models.contrib.hub_models.language_model import (
     DEFAULT,
@@ -151,6 +150,8 @@ class LanguageModelDecoder(nn.Module):
                 folder's vocabulary is not that of data/tokenizer.
             DataError: the folder has no tokenizer.
         """
+        from vlp_models.common.workspace import Workspace  # of training: serving does without its packages
+
         folder = find_folder(source, root, where, weights=True)
         # Its rows mean the tokens of its own vocabulary; `tokenizer.special_tokens` may have appended others.
         vocabulary = read_pretrained(folder).vocabulary
