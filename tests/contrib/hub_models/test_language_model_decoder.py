@@ -23,7 +23,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.hub_models.language_model_decoder import LanguageModelDecoder
 from vlp_models.data.batch import Regions, Text
 from vlp_models.data.tokenizer import Tokenizer, read_pretrained
-from vlp_models.errors import CheckpointError, ParamsError, VLPError
+from vlp_models.errors import CheckpointError, MissingToolError, ParamsError, VLPError
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import read_config, read_weights
 from vlp_models.models.decoding.search import EncodedImages, beam_search, greedy
@@ -188,6 +188,12 @@ def test_other_models_and_unsafe_files_are_refused_before_anything_is_built(gpt2
         model.load_folder(str(gpt2), tmp_path, "models.lm.init")
     with pytest.raises(ParamsError, match=r"has rows for 420 tokens, but the tokenizer has 500"):
         build_model(FAMILY, {}, DataFacts(vocab_size=500, mask_id=None, feature_dim=4), init=str(gpt2))
+
+
+def test_without_transformers_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingToolError, match=r"needs transformers, which is not installed: `.*install transformers`"):
+        build_model(FAMILY, SMALL, DataFacts(vocab_size=9, mask_id=None, feature_dim=4))
 
 
 def make_workspace(root: Path, folder: Path, init: str = "", **run: Any) -> Params:
