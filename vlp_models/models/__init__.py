@@ -76,13 +76,13 @@ class DataFacts:
 
 def baseline_models(params: Params, run: str) -> dict[str, str]:
     """Return name -> family of the models whose scores without training are a baseline of a run."""
-    p = params.finetune[run]
-    return {
-        name: model.family
-        for name, model in params.models.items()
-        # A run without training is such a score itself.
-        if model.init and model.family in BASELINES and p.task == "retrieval" and not (p.max_epochs == p.max_steps == 0)
-    }
+    p, models = params.finetune[run], {}
+    # A run without training is such a score itself.
+    if p.task == "retrieval" and not p.max_epochs == p.max_steps == 0:
+        for name, model in params.models.items():
+            if model.family in BASELINES and model.init:
+                models[name] = model.family
+    return models
 
 
 def family_class(family: str) -> Any:
