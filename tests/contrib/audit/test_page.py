@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import pytest
-from conftest import Audited
+from audited_project import Audited
 from PIL import Image
 
 from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, read_decisions

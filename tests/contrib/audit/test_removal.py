@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from audited_project import Audited
 from cloned_project import copy_project, run
-from conftest import Audited
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.audit.audit import audit

@@ -144,13 +144,14 @@ def reduce(matrix: Floats | scipy.sparse.csr_matrix) -> NDArray[np.float32]:
     axes = axes[:, ::-1]
     axes *= np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
     components = np.concatenate([((block - mean) @ axes).astype(np.float32) for block in _blocks(matrix)])
-    return components / max(float(components.std()), 1e-9)
+    scaled: NDArray[np.float32] = components / np.float32(max(float(components.std()), 1e-9))
+    return scaled
 
 
 def _blocks(matrix: Floats | scipy.sparse.csr_matrix) -> Iterator[Floats]:
     for start in range(0, matrix.shape[0], BLOCK):
         block = matrix[start : start + BLOCK]
-        yield np.asarray(block.toarray() if scipy.sparse.issparse(block) else block, np.float64)
+        yield np.asarray(block if isinstance(block, np.ndarray) else block.toarray(), np.float64)
 
 
 # ---- Spaces -------------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def cross_fit(images_ID: Floats, texts_PD: Floats, owner_P: Ints, fold_I: Ints) 
 def _sums(images_ID: Floats, texts_PD: Floats, owner_P: Ints, chosen_P: Bools) -> list[Floats]:
     """Return count, sums and products of the chosen pairs."""
     width, height = images_ID.shape[1], texts_PD.shape[1]
-    sums = [np.zeros(1), np.zeros(width), np.zeros(height)]
+    sums: list[Floats] = [np.zeros(1), np.zeros(width), np.zeros(height)]
     sums += [np.zeros((width, width)), np.zeros((height, height)), np.zeros((width, height))]
     rows = np.flatnonzero(chosen_P)
     for start in range(0, len(rows), BLOCK):

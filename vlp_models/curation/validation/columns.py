@@ -46,12 +46,9 @@ def add_derived_columns(
             row |= other_images_columns(row, images, quarantined_images)
     if view is not None and view.has_text:
         for row in rows:
-            row |= text_columns(row["text"])
+            row |= {"flagged": reasons.get(row[view.id_column], ""), **text_columns(row["text"])}
     if table in OWN_COLUMNS:
         OWN_COLUMNS[table](rows, images)
-    if table == "captions":
-        for row in rows:
-            row["flagged"] = reasons.get(row["caption_id"], "")
     if table == "questions":
         for row in rows:
             # a question without answers and type is unlabeled, which is valid

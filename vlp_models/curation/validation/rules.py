@@ -224,9 +224,15 @@ def _own_rules(table: str, params: ValidateParams) -> list[Rule]:
         limit = params.max_box_overhang
         no_area = "the box {x1:g},{y1:g},{x2:g},{y2:g} has no area"
         outside = f"the box overhangs its image by {{overhang:.1f}} pixels; at most {limit:g}"
-        inside = f"the box overhangs its image by at most {limit:g} pixels"
         return [
             Rule(table, "box_area", "shorter_side", Between(low=0, above=True), no_area, "the box has an area"),
-            Rule(table, "box_inside", "overhang", Between(high=limit), outside, inside),
+            Rule(
+                table,
+                "box_inside",
+                "overhang",
+                Between(high=limit),
+                outside,
+                f"it overhangs its image by at most {limit:g} pixels",
+            ),
         ]
     return []

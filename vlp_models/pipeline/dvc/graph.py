@@ -252,13 +252,12 @@ def prepare(c: Context) -> Stage:
 
 
 def validate(c: Context) -> Stage:
-    flags = filter(c.exists, import_target(FLAGS["files"])(c.params.validate)) if FLAGS else ()
     return {
         "cmd": "vlp stage validate",
         "params": c.keys("validate"),
         "deps": [
             *(f"data/interim/{name}" for name in c.params.data),
-            *flags,
+            *filter(c.exists, import_target(FLAGS["files"])(c.params.validate) if FLAGS else ()),
             code("stages", "validate"),
             *(code("validation_pages", name) for name in VALIDATION_PAGES),
             *c.filled,

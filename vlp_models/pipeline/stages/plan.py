@@ -134,15 +134,16 @@ def planned(
     # In a clone the package's folder is the dependency, otherwise a record of the installed package.
     package = PACKAGE if holds_own_code(workspace.root) else OWN_RECORD
     facts = facts or check_params(params)
-    pipeline = build_pipeline(
-        params,
-        raw,
-        kinds=facts.kinds,
-        used=facts.used,
-        exists=lambda file: (workspace.root / file).exists(),
-        package=package,
+    return render(
+        build_pipeline(
+            params,
+            raw,
+            kinds=facts.kinds,
+            used=facts.used,
+            exists=lambda file: (workspace.root / file).exists(),
+            package=package,
+        )
     )
-    return render(pipeline)
 
 
 def changed_code(workspace: Workspace) -> list[str]:

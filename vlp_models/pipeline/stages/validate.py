@@ -82,9 +82,8 @@ class TableResult:
 
     def first_examples(self, limit: int) -> list[Row]:
         """Return up to `limit` quarantined rows: the first of each rule, then others."""
-        first = [rows[0] for rows in self.examples.values()]
-        second = [row for rows in self.examples.values() for row in rows[1:]]
-        return [*first, *second][:limit]
+        of_rules = self.examples.values()
+        return [*(rows[0] for rows in of_rules), *(row for rows in of_rules for row in rows[1:])][:limit]
 
     def quarantine(self, row: Row) -> None:
         self.failed[row["rule"]] += 1
@@ -112,12 +111,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
         # image id -> what it is a copy of, which a rule of the images table reports
         leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-        reasons = {"images": leaks}
-        if FLAGS:
-            reasons["captions"] = import_target(FLAGS["read"])(params.validate, workspace.root)
+        flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
         # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
         with output_directory(workspace.validated) as directory:
-            results = _check_tables(sources, params.validate, workspace, directory, reasons)
+            results = _check_tables(
+                sources, params.validate, workspace, directory, {"images": leaks, "captions": flagged}
+            )
             captions_in_train = _captions_in_train(directory)
             left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
             report = _report(results, params.validate) | {
@@ -296,9 +295,10 @@ def _check_table(
                 quarantine.append(entry)
                 result.quarantine(entry)
         bad = {number for numbers in broken for number in numbers}
-        lost = bad | repeated
         # bool (rows,): in the order of the table, to filter it at once.
-        is_good = pa.array([number not in lost for number in range(start, start + len(rows))], pa.bool_())
+        is_good = pa.array(
+            [number not in bad and number not in repeated for number in range(start, start + len(rows))], pa.bool_()
+        )
         good_rows = table.filter(is_good)
         if name == "images":
             result.splits.update(good_rows["split"].to_pylist())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import COPIES, VLMO, Audited
+from audited_project import COPIES, VLMO, Audited
 from small_project import make_model
 
 from vlp_models.common.io import hash_file
