@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlp_models.common.device import cpu_count
 from vlp_models.common.io import write_together
@@ -109,9 +110,9 @@ def _add_mismatches(
     else:
         vectors = np.zeros((len(pairs.image_ids), 0), np.float32)
     # images without a vector, such as one without regions, are left out
-    usable_I = ~np.isnan(vectors).any(1)
+    usable_I: NDArray[np.bool_] = np.asarray(np.isfinite(vectors).all(1))
     if towers:
-        usable_I &= ~np.isnan(towers[0]).any(1)
+        usable_I &= np.isfinite(towers[0]).all(1)
     rows_P = np.flatnonzero(usable_I[pairs.owner_P])
     number_I = np.cumsum(usable_I) - 1
     if left_out := len(pairs.texts) - len(rows_P):

@@ -144,8 +144,7 @@ def reduce(matrix: Floats | scipy.sparse.csr_matrix) -> NDArray[np.float32]:
     axes = axes[:, ::-1]
     axes *= np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
     components = np.concatenate([((block - mean) @ axes).astype(np.float32) for block in _blocks(matrix)])
-    scaled: NDArray[np.float32] = components / np.float32(max(float(components.std()), 1e-9))
-    return scaled
+    return (components / max(float(components.std()), 1e-9)).astype(np.float32, copy=False)
 
 
 def _blocks(matrix: Floats | scipy.sparse.csr_matrix) -> Iterator[Floats]:

@@ -61,7 +61,8 @@ def resolve_tower(name: str, params: Params) -> str:
     kind, run = split_start(name)
     if not kind:
         kind, run = "initial", name
-    names = {"initial": params.models, "pretrain": params.pretrain, "finetune": params.finetune}[kind]
+    of_kinds: dict[str, Any] = {"initial": params.models, "pretrain": params.pretrain, "finetune": params.finetune}
+    names = list(of_kinds[kind])
     if run not in names:
         raise ParamsError(f"vlp audit: --tower {name}: not in params.yaml{suggestion(run, names)}")
     return f"{kind}/{run}"
