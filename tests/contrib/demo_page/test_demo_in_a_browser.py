@@ -118,6 +118,7 @@ def test_page_in_a_browser(
             visitor = browser.new_page(viewport={"width": width, "height": height})
             visitor.goto(address, timeout=120_000)
             visitor.wait_for_function(f"text => {CAPTION}?.value == text", arg=opening, timeout=120_000)
+            visitor.wait_for_selector("text=Click to Upload")  # it may come after the caption
             assert visitor.evaluate(EMPTY) == [] and not visitor.locator("#answers").is_visible()
             assert visitor.evaluate(CLIPPED) == [] and visitor.evaluate(ROOM_BELOW_UPLOAD) >= 0
             shown, caption = (visitor.locator(name).bounding_box() for name in ("#picture", "#caption textarea"))

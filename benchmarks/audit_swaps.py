@@ -1,6 +1,6 @@
 """How well `vlp audit` finds swapped captions: Flickr8k's training photos, a share of the captions swapped.
 
-    python benchmarks/audit.py --root FLICKR8K
+    python benchmarks/audit_swaps.py --root FLICKR8K
 
 Needs requirements-photographs.lock. FLICKR8K has captions.txt, Images/ and the official list of train. Three setups:
 
