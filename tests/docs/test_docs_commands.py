@@ -67,6 +67,14 @@ RETRIEVAL = (
     " && vlp run"
 )
 UNTIL_CTRL_C = "timeout --preserve-status -s INT 20 vlp join; test $? = 130"
+MAKE_SIGLIP = (  # random weights
+    f"mkdir -p data/raw && cp -r {{made}}/photos data/raw/pairs && PYTHONPATH={HELPERS}:$PWD python -c "
+    "'from pathlib import Path; from two_tower_folders import write_siglip; write_siglip(Path(\"models/siglip\"))'"
+)
+PHOTOS_BY_CLASS = (
+    "vlp promote retrieval --force tiny && mkdir -p photos-by-class/dog photos-by-class/cat"
+    " && cp data/raw/pairs/img/0001.jpg photos-by-class/dog && cp data/raw/pairs/img/0002.jpg photos-by-class/cat"
+)
 INGESTED = (
     "mkdir -p data/inbox && cp -r {made}/new-photos data/inbox/monday"
     " && vlp use --set ingest.settle_seconds=0 && vlp ingest"
@@ -127,6 +135,22 @@ PARTS: dict[str, list[Part]] = {
         ),
     ],
     "deployment": [Part(long=True)],
+    "audit": [Part(replace={"vlp audit pairs ": "vlp audit scenes "})],
+    "labeling": [Part(replace={"mkdir -p data/raw/pairs && cp -r my-photos ": "cp -r {made}/photos/img "})],
+    "languages": [Part(fresh=True, long=True, photographs=True)],
+    "two-towers": [
+        Part(
+            fresh=True,
+            long=True,
+            before={"vlp use own-pairs-siglip": MAKE_SIGLIP, "vlp classify photos-by-class": PHOTOS_BY_CLASS},
+            replace={  # without a network
+                "vlp use own-pairs-siglip": "vlp use own-pairs-siglip --set models.siglip.init=models/siglip"
+                " --set tokenizer.vocab=models/siglip",
+                "vlp classify photos/1.jpg photos/2.jpg ": "vlp classify data/raw/pairs/img/000[12].jpg ",
+            },
+        ),
+        Part("vlp use own-pairs --set features.timm.model", fresh=True, long=True, photographs=True),
+    ],
     "flickr8k": [
         Part(fresh=True, long=True, photographs=True),
         Part("vlp use flickr8k --set data.flickr8k.root", fresh=True, long=True, photographs=True),

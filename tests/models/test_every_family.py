@@ -42,7 +42,9 @@ PAIRS = {"Fuses", "FusesWords", "GroupsParameters", "ScoresPairs"}
     [
         (
             "tden",
-            set(PROTOCOLS) - {"GeneratesByMasks", "StoresFinished", "Contrasts", "EmbedsPairs", "EncodesCells"},
+            set(PROTOCOLS)
+            - {"GeneratesByMasks", "StoresFinished", "Contrasts", "EmbedsPairs", "EncodesCells"}
+            - {"ContrastsBySigmoid", "StartsFromFolder"},
         ),
         (
             "unified_vlp",

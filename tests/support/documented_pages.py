@@ -74,7 +74,7 @@ PROGRAMS = {
     "vlp": """
 case "$1" in
   use) REAL/vlp "$@" && exec REAL/python HELPERS/stand_ins.py tiny-sizes ;;
-  demo) exec REAL/python HELPERS/stand_ins.py open-once REAL/vlp "$@" ;;
+  demo | label | audit) exec REAL/python HELPERS/stand_ins.py open-once REAL/vlp "$@" ;;
 esac
 exec REAL/vlp "$@"
 """,

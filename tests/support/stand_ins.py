@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,9 @@ def open_once(command: list[str], seconds: float = 240) -> int:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
                     print(f"{answer.status}, {len(answer.read())} bytes", flush=True)
                     return int(answer.status != 200)
+            except urllib.error.HTTPError as error:  # a page behind a token
+                print(error.code, flush=True)
+                return int(error.code not in (401, 403))
             except OSError:
                 time.sleep(0.5)
         return server.returncode or 1
