@@ -89,7 +89,7 @@ def test_missing_tokenizer_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"contains neither vocab\.txt nor Hugging Face's tokenizer\.json"):
         read_tokenizer(tmp_path, lowercase=True)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: not valid JSON"):
         read_tokenizer(tmp_path, lowercase=True)
     (tmp_path / "tokenizer.json").unlink()
     write_vocab(tmp_path, VOCABULARY[:4])

@@ -156,7 +156,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "stage initial tden": [
         ("tokenizer is missing", remove("data/tokenizer"), r"data/tokenizer.*`dvc repro tokenizer`"),
-        ("tokenizer is damaged", write("data/tokenizer/tokenizer.json", "{"), r"tokenizer\.json: cannot be read"),
+        ("tokenizer is damaged", write("data/tokenizer/tokenizer.json", "{"), r"tokenizer\.json: not valid JSON"),
     ],
     "stage pretrain tden": [
         ("shards are missing", remove("data/shards"), r"data/shards.*`dvc repro shards`"),

@@ -41,7 +41,7 @@ from tokenizers.trainers import BpeTrainer
 from vlp_models.common.io import convert_command, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.unicode_words import CHARACTERS, UNSPACED, unspaced_scripts
-from vlp_models.errors import DataError, ParamsError, first_line
+from vlp_models.errors import DataError, ParamsError, explain_system_error, first_line
 
 if TYPE_CHECKING:
     from vlp_models.data.batch import Text
@@ -185,6 +185,8 @@ class Tokenizer:
             DataError: the files are missing or damaged.
         """
         file = Path(directory) / FILE
+        if not file.exists():
+            raise DataError(f"{file}: no such file; run `dvc repro tokenizer`")
         settings = read_settings(file)
         # three kinds of file: of another pretrained model, `save_pretrained`'s, and `save`'s
         if "model" in settings and not (Path(directory) / "vocab.txt").exists():
@@ -193,7 +195,7 @@ class Tokenizer:
             steps = settings["normalizer"].get("normalizers", [settings["normalizer"]])
             settings = {**steps[-1], "format": FORMAT}  # `_normalizer` has BERT's last
         if settings.get("format") != FORMAT:
-            raise DataError(f"{file}: missing, or not tokenizer settings of format {FORMAT}; run `dvc repro tokenizer`")
+            raise DataError(f"{file}: not tokenizer settings of format {FORMAT}")
         lowercase, accents = settings.get("lowercase"), settings.get("strip_accents")
         if not isinstance(lowercase, bool) or not isinstance(accents, bool | None):
             raise DataError(f"{file}: `lowercase` and `strip_accents` must be true or false")
@@ -556,8 +558,10 @@ def read_settings(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from None
+    except OSError as error:
+        raise DataError(explain_system_error(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise DataError(f"{file}: not a JSON object")
     return value

@@ -15,7 +15,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 from two_tower_folders import CAPTIONS, LENGTH, WRITERS, write_clip, write_mobileclip, write_siglip
 
 from vlp_models.contrib.hub_models.dual_encoder import DualEncoder
-from vlp_models.contrib.hub_models.transformers_towers import KINDS
+from vlp_models.contrib.hub_models.transformers_towers import library_class
 from vlp_models.data.batch import Pixels
 from vlp_models.data.bert_folder import read_tokenizer
 from vlp_models.data.pixels import PixelInput, collate_pixels
@@ -58,7 +58,7 @@ def test_pixels_words_and_similarities_equal_those_of_transformers(folder: Path)
     kind = model.config.architecture["model_type"]
     # SigLIP 2 keeps the shape of an image, which is squashed here: a square is a square in both.
     images = [photo(seed, size if kind != "siglip2" else (90, 90)) for seed, size in enumerate(SIZES)]
-    inputs = KINDS[kind][2].from_pretrained(folder)(images=images, return_tensors="pt")
+    inputs = library_class(kind, 2).from_pretrained(folder)(images=images, return_tensors="pt")
     texts = PreTrainedTokenizerFast.from_pretrained(folder)(
         CAPTIONS, padding="longest" if kind == "clip" else "max_length", return_tensors="pt"
     )

@@ -11,35 +11,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
-    Siglip2Config,
-    Siglip2ImageProcessorPil,
-    Siglip2Model,
-    SiglipConfig,
-    SiglipImageProcessorPil,
-    SiglipModel,
-)
-from transformers.utils import logging
 
+from vlp_models.common.packages import PIP
 from vlp_models.contrib.hub_models.folder import CONFIG, PREPROCESSOR, PROCESSOR, read_config, read_settings
 from vlp_models.contrib.hub_models.towers import TextLayout, image_input, read_pad_id
-from vlp_models.errors import CheckpointError, ParamsError, first_line
+from vlp_models.errors import CheckpointError, MissingToolError, ParamsError, first_line
 
-logging.set_verbosity_error()  # it warns of token ids in parts of a config that nothing reads
-
-# model_type -> config, model, and what prepares images, by Pillow as data/pixels.py does
-KINDS: dict[str, tuple[Any, Any, Any]] = {
-    "clip": (CLIPConfig, CLIPModel, CLIPImageProcessorPil),
-    "siglip": (SiglipConfig, SiglipModel, SiglipImageProcessorPil),
-    "siglip2": (Siglip2Config, Siglip2Model, Siglip2ImageProcessorPil),
+# model_type -> names of config, model, and what prepares images, by Pillow as data/pixels.py does
+KINDS = {
+    "clip": ("CLIPConfig", "CLIPModel", "CLIPImageProcessorPil"),
+    "siglip": ("SiglipConfig", "SiglipModel", "SiglipImageProcessorPil"),
+    "siglip2": ("Siglip2Config", "Siglip2Model", "Siglip2ImageProcessorPil"),
 }
 EXPECTED = f"two towers: {', '.join(KINDS)}"
 KEYS = ("model_type", "text_config", "vision_config", "projection_dim", "logit_scale_init_value")
 FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 HIGHEST = 2  # CLIP's early configs name this end of a text, and are read at the highest id
+
+
+def library_class(kind: str, role: int) -> Any:
+    """Return a class of transformers. role: its place in the entry of `KINDS`.
+
+    Raises:
+        MissingToolError: transformers is not installed.
+    """
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise MissingToolError(
+            f"a model with two towers needs transformers, which is not installed: `{PIP} install transformers`"
+        ) from None
+    transformers.logging.set_verbosity_error()  # it warns of token ids in parts of a config that nothing reads
+    return getattr(transformers, KINDS[kind][role])
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def _read_image(folder: Path, config: Any) -> dict[str, Any]:
             f"{folder}: contains no {PREPROCESSOR}, which sets how images are resized and normalized; copy it there"
         )
     try:
-        processor = KINDS[config.model_type][2].from_dict(settings)
+        processor = library_class(config.model_type, 2).from_dict(settings)
     except Exception as error:  # the library's own checks raise anything
         raise CheckpointError(f"{file}: not a preprocessing of {config.model_type}: {first_line(error)}") from None
     if not processor.do_resize or not processor.do_rescale or not math.isclose(processor.rescale_factor, 1 / 255):
@@ -108,8 +111,9 @@ def _parse(text: str) -> Any:
     kind = architecture.get("model_type")
     if kind not in KINDS:
         raise ParamsError(f"`model_type` is {kind!r}; expected {EXPECTED}")
+    config_class = library_class(kind, 0)
     try:
-        return KINDS[kind][0].from_dict(architecture)
+        return config_class.from_dict(architecture)
     except Exception as error:  # the library's own checks raise anything
         raise ParamsError(f"not a valid {kind}: {first_line(error)}") from None
 
@@ -126,7 +130,7 @@ def build(architecture: Mapping[str, Any]) -> nn.Module:
     """
     config = _config(architecture)
     try:
-        towers: nn.Module = KINDS[config.model_type][1](config)
+        towers: nn.Module = library_class(config.model_type, 1)(config)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ParamsError(f"not a valid {config.model_type}: {first_line(error)}") from None
     return towers
