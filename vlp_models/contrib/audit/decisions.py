@@ -93,7 +93,7 @@ def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-            row["caption_id"]  # a KeyError, or a TypeError of what is no object
+            row["caption_id"]  # a KeyError, or a TypeError if it is not an object
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             # the last line, without its end
             if number == len(lines):

@@ -82,7 +82,7 @@ def find_mismatches(
     Args:
         vectors_IF: of the images; may have no columns if there are towers.
         owner_P: the image of each caption; every image has one at least.
-        seed: of the folds and of what is compared.
+        seed: for the folds and the comparisons.
         towers: image and text embeddings [I, E], [P, E] of unit length by a model that has both; a second space.
     """
     images = len(vectors_IF)

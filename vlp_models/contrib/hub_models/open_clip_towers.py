@@ -63,7 +63,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _parts(architecture: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of both towers, none of which downloads anything.
+    """Return the settings of both towers; with them nothing is downloaded.
 
     Raises:
         ParamsError: a tower is missing, or is one of another library that downloads its config.

@@ -27,7 +27,7 @@ POOL = 20_000  # training photos that the active order compares, drawn at random
 
 
 class PhotoQueue:
-    """Orders photos. It does not keep track of what is on a screen: `next` gets the photos that may come.
+    """Orders photos. It does not track which photos are on a screen: `next` gets those that may come.
 
     Args:
         photos: all photos of the folder, in the order of their names.

@@ -26,7 +26,7 @@ from vlp_models.params.load import read_plain, read_yaml_text
 from vlp_models.pipeline.stages.tokenizer import SAMPLE, decoded_share, make_tokenizer
 
 OWN_VOCABULARY = "own-vocabulary"  # a preset
-MAX_ROWS = 100_000  # of each dataset, the first ones, of which `SAMPLE` captions are encoded and decoded
+MAX_ROWS = 100_000  # read from the start of each dataset; `SAMPLE` of their captions are encoded and decoded
 
 
 def choose_vocabulary(params_file: Path, preset: Path, assignments: list[str], merged: Overlay) -> list[Path]:

@@ -56,7 +56,7 @@ EXAMPLES = 3  # in the error
 EXAMPLES_OF_RULE, LONGEST = 20, 300  # bad rows that are kept for the page, characters of a value of theirs
 # Rules whose rows are bad only because their image is, which is listed on its own.
 CONSEQUENCES = ("image_good", "other_images_good")
-PAGE = "validation.html"
+PAGE, REPORT = "validation.html", "validation.json"
 SUITES = "vlp_models.curation.validation.suites"
 REPEATED = "repeated captions of a training image"
 MAX_PROCESSES = 8  # for the search of near-duplicates, with about 300 MB each
@@ -124,7 +124,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 "across_splits": {"near_duplicates": len(duplicates), "captions": captions_in_train},
             }
             # The reports come first: they explain data that is refused, too.
-            write_json(workspace.reports / "validation.json", report)
+            write_json(workspace.reports / REPORT, report)
             for target in VALIDATION_PAGES.values():
                 import_target(target)(workspace.reports / PAGE, params, results, report, duplicates)
             _refuse(results, params.validate, workspace, sources, directory, refused)
@@ -158,7 +158,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         "validate: %s; %s rows in quarantine; %s",
         ", ".join(f"{result.good:,} {name}" for name, result in results.items() if result.good),
         f"{sum(result.bad for result in results.values()):,}",
-        workspace.reports / PAGE,
+        workspace.reports / (PAGE if VALIDATION_PAGES else REPORT),
     )
 
 
@@ -364,7 +364,7 @@ def _refuse(
         raise DataError(
             f"validate: more bad rows than validate.max_bad_fraction allows ({params.max_bad_fraction:.2%}):\n"
             + "\n".join(lines)
-            + f"\n  All rules: {workspace.reports / 'validation.json'} and {workspace.reports / PAGE}."
+            + f"\n  All rules: {workspace.reports / (PAGE if VALIDATION_PAGES else REPORT)}."
             + f" All bad rows: {refused}."
             + "\n  Correct the source, or raise validate.max_bad_fraction to continue without these rows;"
             + " data/validated is unchanged."
