@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -180,6 +180,15 @@ class ScoresAnotherMetric(GuessColor):
     metric = "recall"
 
 
+@runtime_checkable
+class Segments(Protocol):
+    def segment(self) -> None: ...
+
+
+class NeedsWhatNoFamilyHas(GuessColor):
+    needs = (Segments,)
+
+
 class WritesNothing(GuessColor):
     def write_official(self, predictions: Any, context: Any, split: str, directory: Path) -> Path | None:
         return directory / "results.json"
@@ -189,6 +198,7 @@ BROKEN_TASKS = {
     LosesAnId: ("prediction", "a prediction has '?' under `question_id` (`id_key`) instead of the sample's id"),
     PredictsTensors: ("prediction", "predictions are not JSON: Object of type Tensor"),
     ScoresAnotherMetric: ("scores", "`score` returns no 'recall', which `metric` or `headlines` names"),
+    NeedsWhatNoFamilyHas: ("builds", "no family implements Segments (`needs` of NeedsWhatNoFamilyHas)"),
     WritesNothing: ("official file", "write_official returns results.json, which it did not write"),
 }
 

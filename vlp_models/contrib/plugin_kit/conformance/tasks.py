@@ -19,6 +19,7 @@ from vlp_models.contrib.plugin_kit.conformance.trial import (
     small_config,
     supported_tasks,
 )
+from vlp_models.errors import ParamsError
 from vlp_models.models import FAMILIES
 from vlp_models.models.checkpoint import write_checkpoint
 from vlp_models.tasks import task_class
@@ -55,7 +56,12 @@ def trial_for(task: str, scenes: SampleScenes, family: str = "") -> Trial:
     """Build a family that supports a task."""
     for name in [family] if family else FAMILIES:
         # Families are tried in the order of their table.
-        trial = build_trial(name, small_config(name), scenes)  # its config may decide which tasks it supports
+        try:
+            trial = build_trial(name, small_config(name), scenes)  # its config may decide which tasks it supports
+        except ParamsError:  # a family whose architecture is that of a folder
+            if family:
+                raise
+            continue
         if task in supported_tasks(trial.model):
             return trial
     needed = " or ".join(protocol.__name__ for protocol in task_class(task).needs)
