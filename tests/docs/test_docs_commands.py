@@ -150,6 +150,13 @@ PARTS: dict[str, list[Part]] = {
             },
         ),
         Part("vlp use own-pairs --set features.timm.model", fresh=True, long=True, photographs=True),
+        Part(
+            "vlp use own-pairs --set features.source=tower",
+            fresh=True,
+            long=True,
+            photographs=True,
+            before={"vlp use own-pairs --set features.source=tower": MAKE_SIGLIP},
+        ),
     ],
     "flickr8k": [
         Part(fresh=True, long=True, photographs=True),

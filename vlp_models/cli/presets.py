@@ -148,9 +148,9 @@ def pin_commits(params: Params) -> list[str]:
     """Return the assignments that add the commit to what params.yaml names on the Hub without one."""
     from vlp_models.data.bert_folder import hub_function
     from vlp_models.data.formats import FORMATS
+    from vlp_models.pipeline.dvc.external import named_sources
 
-    sources = {f"models.{name}.init": model.init for name, model in params.models.items()}
-    sources["tokenizer.vocab"] = params.tokenizer.vocab
+    sources = {key: source for source, key in named_sources(params, regions=True)}
     pinned = {
         key: hub_function("pin", f"{key}: {source}")(source, key)
         for key, source in sources.items()

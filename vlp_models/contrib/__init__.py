@@ -70,6 +70,11 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "language_model_decoder": "vlp_models.contrib.hub_models.language_model_decoder:LanguageModelDecoder",
         },
         "baselines": {"dual_encoder": "vlp_models.contrib.hub_models.zero_shot:score_untrained"},
+        "params": {"features.tower": "vlp_models.contrib.hub_models.params:TowerParams"},
+        "region_sources": {"tower": "vlp_models.vision.extractors:open_source"},
+        "extractors": {"tower": "vlp_models.contrib.hub_models.tower_regions:TowerExtractor"},
+        "detectors": {"tower": "vlp_models.contrib.hub_models.tower_regions:make_tower"},
+        "backbone_checks": {"tower": "vlp_models.contrib.hub_models.tower_regions:check_tower"},
     },
     "imported_features": {
         "region_sources": {

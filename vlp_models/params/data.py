@@ -160,8 +160,10 @@ class TimmParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesParams:
-    # boxes: ground-truth objects as symbols; tsv, npz: imported features
+class FeaturesParams(Extensible):
+    prefix: ClassVar[str] = "features."
+
+    # boxes: ground-truth objects as symbols; tsv, npz: imported features; tower: patches of a CLIP or SigLIP
     source: Annotated[str, OneOf("region_sources", "detector", "timm", "grid", "boxes")]
     content: Literal["roi", "probabilities"]  # of a detected region: RoI head features, or class probabilities
     path: str  # of tsv and npz
@@ -169,6 +171,11 @@ class FeaturesParams:
     min_score: ShareBelowOne  # of a detected region
     timm: TimmParams = field(default_factory=TimmParams)
     order: Literal["file", "score"] = "file"  # of imported regions, before cutting to max_regions
+
+    @property
+    def backbone(self) -> Any:
+        """The section of the source that has one, `features.timm` or that of a folder of contrib; else None."""
+        return self.timm if self.source == "timm" else self.sections.get(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import nn
 
 from vlp_models.common.packages import is_installed, library_of
+from vlp_models.common.plugins import import_target
 from vlp_models.data.shards import streaming
 from vlp_models.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from vlp_models.errors import MissingToolError, ParamsError
@@ -25,7 +26,7 @@ from vlp_models.pipeline.dvc.graph import STAGES, InUse
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.training import sharded_strategy
-from vlp_models.vision import WARMUPS, pretrained_weights
+from vlp_models.vision import BACKBONE_CHECKS, WARMUPS, pretrained_weights
 from vlp_models.vision.pretrained_weights import pretrained_model_name
 
 
@@ -74,6 +75,8 @@ def check_runs(params: Params) -> None:
         timm = params.features.timm
         _check_timm("features.timm.model", timm.model, timm.model)
         _check_timm("features.timm.weights", timm.weights, pretrained_model_name(timm.weights, ""))
+    if check := BACKBONE_CHECKS.get(params.features.source):
+        import_target(check)(params.features.backbone)
     # runs
     for name in params.promotion.tasks:
         check_known(name, TASKS, "promotion.tasks")
@@ -172,18 +175,20 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
 
 
 def _check_classes(where: str, model: ModelParams, config_at: str, run: PretrainParams, params: Params) -> None:
-    """Refuse objectives that need class probabilities (TDEN's moc) of a timm model without any: SigLIP, DINO."""
-    timm = params.features.timm
-    encoder = pretrained_model_name(timm.weights, timm.model)
-    if params.features.source != "timm" or timm.classes or pretrained_weights.has_classifier(encoder):
+    """Refuse objectives that need class probabilities (TDEN's moc) of an encoder without any: SigLIP, DINO."""
+    features, timm = params.features, params.features.timm
+    encoder, is_timm = pretrained_model_name(timm.weights, timm.model), features.source == "timm"
+    # A source of contrib that has a section has no classes.
+    if features.backbone is None or (is_timm and (timm.classes or pretrained_weights.has_classifier(encoder))):
         return
+    setting = f"features.timm.model: {encoder}" if is_timm else f"features.source: {features.source}"
     lost = {*own_objectives(meta_model(model, config_at))} - {
         *own_objectives(meta_model(model, config_at, classes=False))
     }
     for name in lost & run.recipe.objectives.keys():
         raise ParamsError(
-            f"params.yaml: `{where}.{name}` needs class probabilities, which `features.timm.model: {encoder}` does not "
-            f"have; remove it as well: `--set {where}.{name}=null`"
+            f"params.yaml: `{where}.{name}` needs class probabilities, which `{setting}` does not have; remove it as "
+            f"well: `--set {where}.{name}=null`"
         )
 
 

@@ -61,8 +61,8 @@ def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     # What its regions were computed with.
     if any(parent["role"] == "detector" for parent in parents):
         features, detector = params.get("features", {}), params.get("detector", {})
-        if features.get("source") == "timm":
-            yield "backbone", features["timm"]["weights"], features["timm"]["model"]
+        if isinstance(backbone := features.get(features.get("source")), Mapping):
+            yield "backbone", backbone["weights"], backbone.get("model", "")
         elif features.get("source") == "detector" and detector.get("source") == "weights":
             yield "detector", detector["weights"], ""
     tokenizer = params.get("tokenizer", {})

@@ -12,9 +12,12 @@ REGION_SOURCES = Table(
     },
 )
 
-# Of contrib/detector: what reads images for a value of `features.source` -> module:function(settings, folder, device)
-# -> region_source.Extractor; a value of `detector.source` -> module:function(params, workspace, folder) -> the stage's
-# report; `vision_warmup` -> module:function(model, its params, trainer's, workspace, where) -> a record for config.json
+# Of contrib: what reads images for a value of `features.source` -> module:function(settings, folder, device) ->
+# region_source.Extractor; a value of `detector.source`, or of `features.source` with a section of its own ->
+# module:function(params, workspace, folder) -> the stage's report; the latter -> module:function(that section), which
+# checks it; `vision_warmup` -> module:function(model, its params, trainer's, workspace, where) -> a record for
+# config.json
 EXTRACTORS = Table("extractors", {})
 DETECTORS = Table("detectors", {})
+BACKBONE_CHECKS = Table("backbone_checks", {})
 WARMUPS = Table("warmups", {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlp_models.common.plugins import import_target
+from vlp_models.common.plugins import absent_entries, import_target
 from vlp_models.errors import CheckpointError, MissingToolError
 from vlp_models.vision import EXTRACTORS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vlp_models.vision.region_source import Extractor, ImageRegionSource, SourceRequest
     from vlp_models.vision.simple_regions import SymbolSource
 
-FROM_IMAGES = ("detector", "timm", "grid")
+FROM_IMAGES = ("timm", "grid", *EXTRACTORS, *absent_entries("extractors"))
 
 
 def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "cpu") -> Extractor:
@@ -41,8 +41,8 @@ def open_extractor(settings: Mapping[str, Any], directory: Path, device: str = "
     if source in EXTRACTORS:
         extractor: Extractor = import_target(EXTRACTORS[source])(settings, directory, device)
         return extractor
-    if source in FROM_IMAGES:
-        raise MissingToolError(f"`features.source: {source}` needs vlp_models/contrib/detector, which is not installed")
+    if folder := absent_entries("extractors").get(source):
+        raise MissingToolError(f"`features.source: {source}` needs vlp_models/contrib/{folder}, which is not installed")
     raise CheckpointError(f"`features.source: {source}` does not extract regions from images")
 
 

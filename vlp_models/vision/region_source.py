@@ -45,6 +45,7 @@ class RegionSource(ABC):
     classes     names, background first; empty if no class is known
     by_content  whether an image's regions depend only on its file, not on other files
     device      the device that computes them
+    packages    further ones whose version may change the regions
     origin      of the files that it reads: another process need not hash their contents again
     """
 
@@ -53,6 +54,7 @@ class RegionSource(ABC):
     feature_dim: int
     by_content: bool = False
     device: str = "cpu"
+    packages: tuple[str, ...] = ()
     origin: Any = None
 
     @property
@@ -96,6 +98,7 @@ class ImageRegionSource(RegionSource):
         self.classes = extractor.classes
         self.feature_dim = extractor.feature_dim
         self.device = extractor.device
+        self.packages = getattr(extractor, "packages", ())
         self._extractor = extractor
         self._root = root
 

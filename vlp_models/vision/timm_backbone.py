@@ -110,17 +110,14 @@ class TimmBackbone(nn.Module):
         for number, feature_map in enumerate(maps):
             if feature_map.shape[-2:] != finest:
                 maps[number] = F.interpolate(feature_map, size=finest, mode="nearest")
-        # At most `max_cells`, and no side finer than the map's.
-        rows, columns = (min(side, math.isqrt(max_cells)) for side in finest)
-        # [1, C, h, w] -> [N, C]
-        cells = [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps]
+        cells, grid = average_cells(maps, max_cells)
         hidden, logits = self._classify(self._repeat(cells[-1], layout))
         features = torch.cat([*cells[:-1], hidden], dim=1)
         if self.has_pooled:
             pooled, pooled_logits = self._classify(last)
             whole = torch.cat([*(m.mean((2, 3)) for m in maps[:-1]), pooled], dim=1)
             features, logits = torch.cat([whole, features]), torch.cat([pooled_logits, logits])
-        return features, logits, (rows, columns)
+        return features, logits, grid
 
     @property
     def has_pooled(self) -> bool:
@@ -163,6 +160,13 @@ class TimmBackbone(nn.Module):
         hidden = self.net.forward_head(images, pre_logits=True).flatten(1)
         logits = self.net.forward_head(images) if self.config.num_classes else hidden[:, :0]
         return hidden, logits
+
+
+def average_cells(maps: Sequence[Tensor], max_cells: int) -> tuple[list[Tensor], tuple[int, int]]:
+    """Average adjacent cells of maps of equal size to at most `max_cells`; return [N, C] of each, and rows, columns."""
+    rows, columns = (min(side, math.isqrt(max_cells)) for side in maps[0].shape[-2:])
+    # [1, C, h, w] -> [N, C], row by row
+    return [F.adaptive_avg_pool2d(m, (rows, columns)).flatten(2)[0].T for m in maps], (rows, columns)
 
 
 # ---- Make, save, load --------------------------------------------------------------------------------------------
@@ -316,16 +320,15 @@ class CellExtractor:
             the image is lost.
     """
 
+    packages: tuple[str, ...] = ("timm",)
+
     def __init__(self, backbone: LoadedBackbone, *, max_regions: int) -> None:
-        config = backbone.model.config
         self.detector_id = backbone.detector_id
         self.classes = backbone.classes
-        self.feature_dim = config.feature_dim
+        self.feature_dim = backbone.model.config.feature_dim
         self._model = backbone.model
         self._device = next(backbone.model.parameters()).device
         self.device = self._device.type
-        self._side, self._resampling = config.side, RESAMPLING[config.interpolation]
-        self._mean, self._std = (torch.tensor(value, device=self._device) for value in (config.mean, config.std))
         self._max_regions = max_regions
 
     def extract(self, images: Sequence[Image.Image | Tensor]) -> list[RegionArrays]:
@@ -348,8 +351,12 @@ class CellExtractor:
 
     @torch.inference_mode()
     def _extract(self, image_3HW: Tensor) -> RegionArrays:
+        height, width = image_3HW.shape[1:]
+        if min(height, width) < LEAST_SIDE:
+            raise DataError(f"an image of {width} x {height} pixels is too small; the minimum side is {LEAST_SIDE}")
         cells = max(1, self._max_regions - self._model.has_pooled)
-        features, logits, (rows, columns) = self._model(self.pixels(image_3HW), cells)
+        pixels, (x1, y1, x2, y2) = self.prepare(image_3HW)
+        features, logits, (rows, columns) = self._model(pixels, cells)
         # A column of zeros for the background, which the classifier does not have.
         if self.classes:
             probs = F.pad(logits.float().softmax(-1), (1, 0))
@@ -359,11 +366,12 @@ class CellExtractor:
             probs, scores = logits, logits.new_ones(len(features))
         # The most certain cells first; equal ones row by row.
         order = scores.argsort(descending=True, stable=True)
-        # Row and column of each cell -> x1, y1, x2, y2 as fractions of the image: [N, 4]
+        # Row and column of each cell -> left, top, right, bottom as fractions of the input, then of the image: [N, 4]
         top, left = np.divmod(np.arange(rows * columns), columns)
         boxes = np.stack([left / columns, top / rows, (left + 1) / columns, (top + 1) / rows], axis=1)
         if self._model.has_pooled:
             boxes = np.concatenate([[[0, 0, 1, 1]], boxes])
+        boxes = boxes * [x2 - x1, y2 - y1, x2 - x1, y2 - y1] + [x1, y1, x1, y1]
         features, probs, scores = (tensor[order].float().cpu() for tensor in (features, probs, scores))
         return RegionArrays(
             features=features.numpy().astype(np.float16),
@@ -372,16 +380,12 @@ class CellExtractor:
             scores=scores.numpy(),
         )
 
-    def pixels(self, image_3HW: Tensor) -> Tensor:
-        """Return the backbone's input, float32 [1, 3, side, side].
-
-        Raises:
-            DataError: the image is too small.
-        """
+    def prepare(self, image_3HW: Tensor) -> tuple[Tensor, Sequence[float]]:
+        """Return the backbone's input, float32 [1, 3, side, side], and the part of the image that it shows: all."""
+        config = self._model.config
         # (3, H, W) uint8 -> (1, 3, side, side), with the mean and deviation of the backbone's training
-        height, width = image_3HW.shape[1:]
-        if min(height, width) < LEAST_SIDE:
-            raise DataError(f"an image of {width} x {height} pixels is too small; the minimum side is {LEAST_SIDE}")
-        picture = Image.fromarray(image_3HW.permute(1, 2, 0).numpy()).resize((self._side, self._side), self._resampling)
+        picture = Image.fromarray(image_3HW.permute(1, 2, 0).numpy())
+        picture = picture.resize((config.side, config.side), RESAMPLING[config.interpolation])
+        mean, std = (torch.tensor(value, device=self._device) for value in (config.mean, config.std))
         scaled_HW3 = torch.from_numpy(np.array(picture)).to(self._device).float() / 255
-        return ((scaled_HW3 - self._mean) / self._std).permute(2, 0, 1)[None].contiguous()
+        return ((scaled_HW3 - mean) / std).permute(2, 0, 1)[None].contiguous(), (0, 0, 1, 1)

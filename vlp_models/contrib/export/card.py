@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.plugins import import_target
 from vlp_models.models import family_class
 from vlp_models.registry.card import UNSEEN, describe_vocabulary, score_table
 from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
+from vlp_models.vision import EXTRACTORS
 
 if TYPE_CHECKING:
     from vlp_models.models.checkpoint_info import CheckpointInfo
@@ -68,7 +70,10 @@ def make_hub_card(
     }
     limit = HOLDS_CAPTIONS if holds_captions else ""
     weights = f"\nThe linear layers have weights of 8 bits; the scores are those of float32. {int8}.\n" if int8 else ""
-    packages = getattr(family_class(info.family), "packages", ())
+    # The model, and what reads images for it if it reads regions.
+    target = EXTRACTORS.get(params.get("features", {}).get("source", "")) if info.detector_id else None
+    readers = [family_class(info.family), *([import_target(target)] if target else [])]
+    packages = sorted({name for reader in readers for name in getattr(reader, "packages", ())})
     needed = f" It needs `pip install {' '.join(packages)}`, too." if packages else ""
     keys = [key for key in ("git_commit", "run", "model", "family", "variant", "seed") if key in lineage]
     facts = "\n".join(f"- {key}: `{lineage[key]}`" for key in keys)

@@ -26,6 +26,10 @@ KINDS = {
 EXPECTED = f"two towers: {', '.join(KINDS)}"
 KEYS = ("model_type", "text_config", "vision_config", "projection_dim", "logit_scale_init_value")
 FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+# Of an image tower alone: a text tower of no size, which is built with it and removed
+NO_TEXT = {"hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 0, "num_attention_heads": 1, "vocab_size": 2}
+NO_TEXT |= {"max_position_embeddings": 2, "projection_size": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+TEXT_PARTS = ("text_model", "text_projection", "logit_scale", "logit_bias")
 HIGHEST = 2  # CLIP's early configs name this end of a text, and are read at the highest id
 
 
@@ -49,8 +53,16 @@ def read(folder: Path) -> dict[str, Any]:
     """Return architecture, image and pad_id of a folder.
 
     Raises:
+        CheckpointError, DataError: see `read_image_side`; or it has no tokenizer.
+    """
+    return {**read_image_side(folder), "pad_id": read_pad_id(folder)}
+
+
+def read_image_side(folder: Path) -> dict[str, Any]:
+    """Return architecture and image of a folder.
+
+    Raises:
         CheckpointError: another model, or its preprocessing is missing or not supported.
-        DataError: it has no tokenizer.
     """
     config = read_config(folder, KINDS, EXPECTED)
     architecture = {key: config[key] for key in KEYS if key in config}
@@ -58,7 +70,7 @@ def read(folder: Path) -> dict[str, Any]:
         parsed = _config(architecture)
     except ParamsError as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
-    return {"architecture": architecture, "image": _read_image(folder, parsed), "pad_id": read_pad_id(folder)}
+    return {"architecture": architecture, "image": _read_image(folder, parsed)}
 
 
 def _read_image(folder: Path, config: Any) -> dict[str, Any]:
@@ -136,6 +148,19 @@ def build(architecture: Mapping[str, Any]) -> nn.Module:
     return towers
 
 
+def build_image_tower(architecture: Mapping[str, Any]) -> nn.Module:
+    """Return the randomly initialized image tower and its projection; names of weights are those of both towers.
+
+    Raises:
+        ParamsError: the architecture is invalid.
+    """
+    tower = build({**architecture, "text_config": NO_TEXT})
+    for name in TEXT_PARTS:
+        if hasattr(tower, name):
+            delattr(tower, name)
+    return tower
+
+
 def layout(architecture: Mapping[str, Any]) -> TextLayout:
     config = _config(architecture)
     text, is_clip = config.text_config, config.model_type == "clip"
@@ -155,8 +180,13 @@ def text_length(architecture: Mapping[str, Any]) -> int:
 
 def embed_image(towers: Any, pixels_B3HW: Tensor) -> Tensor:
     """[B, E], not of unit length."""
+    return encode_image(towers, pixels_B3HW).pooler_output
+
+
+def encode_image(towers: Any, pixels_B3HW: Tensor) -> Any:
+    """Return `pooler_output` [B, E], the projected embedding, and `last_hidden_state` [B, L, D]: the patches last."""
     if towers.config.model_type != "siglip2":
-        return towers.get_image_features(pixel_values=pixels_B3HW).pooler_output
+        return towers.get_image_features(pixel_values=pixels_B3HW)
     # (B, 3, H, W) -> (B, P, p * p * 3): patches row by row, each with its channels last
     side = towers.config.vision_config.patch_size
     patches = pixels_B3HW.unfold(2, side, side).unfold(3, side, side)  # (B, 3, rows, columns, p, p)
@@ -164,9 +194,7 @@ def embed_image(towers: Any, pixels_B3HW: Tensor) -> Tensor:
     patches_BPD = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
     shapes_B2 = torch.tensor([[rows, columns]], device=pixels_B3HW.device).expand(len(pixels_B3HW), 2)
     mask_BP = torch.ones(patches_BPD.shape[:2], dtype=torch.int64, device=pixels_B3HW.device)
-    return towers.get_image_features(
-        pixel_values=patches_BPD, pixel_attention_mask=mask_BP, spatial_shapes=shapes_B2
-    ).pooler_output
+    return towers.get_image_features(pixel_values=patches_BPD, pixel_attention_mask=mask_BP, spatial_shapes=shapes_B2)
 
 
 def embed_text(towers: Any, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:

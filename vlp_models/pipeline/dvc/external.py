@@ -52,8 +52,8 @@ def plugins_in_use(params: Params, views: Iterable[str], metrics: Iterable[str])
 def detector_inputs(params: Params) -> list[str]:
     """Return the dependencies of the stage `detector`, which prepares the detector or backbone."""
     weights = [dependency(source) for source, _ in _image_weights(params)]
-    if params.features.source == "timm":
-        classes = params.features.timm.classes
+    if (backbone := params.features.backbone) is not None:
+        classes = getattr(backbone, "classes", "")
         return [*weights, *([classes] if classes else [])]
     return [*([] if params.detector.source == "none" else ["data/validated/boxed.parquet"]), *weights]
 
@@ -193,8 +193,8 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
 
 def _image_weights(params: Params) -> list[tuple[str, str]]:
     """Return source and params key of the backbone's or detector's weights, unless a library downloads them."""
-    if params.features.source == "timm":
-        weights, key = params.features.timm.weights, "features.timm.weights"
+    if (backbone := params.features.backbone) is not None:
+        weights, key = backbone.weights, f"features.{params.features.source}.weights"
     elif params.detector.source == "weights":
         weights, key = params.detector.weights, "detector.weights"
     else:

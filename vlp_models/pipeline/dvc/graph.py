@@ -273,14 +273,15 @@ def detector(c: Context) -> Stage | None:
     if not c.regions:
         return None
     # a backbone or a detector: other params, other weights
-    timm, source = c.params.features.source == "timm", c.params.detector.source
+    p, has_backbone = c.params.features, c.params.features.backbone is not None
+    source = p.source if has_backbone else c.params.detector.source
     return {
         "cmd": "vlp stage detector",
-        "params": c.keys("features.source", "features.timm") if timm else c.keys("detector", INSTRUCTIONS),
+        "params": c.keys("features.source", f"features.{source}") if has_backbone else c.keys("detector", INSTRUCTIONS),
         "deps": [
             *detector_inputs(c.params),
             code("stages", "detector"),
-            *([] if timm or source == "none" else [code("detectors", source)]),
+            *([] if source in ("timm", "none") else [code("detectors", source)]),
         ],
         "outs": ["data/detector"],
         "metrics": ["reports/detector.json"],

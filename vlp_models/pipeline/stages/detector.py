@@ -1,7 +1,8 @@
 """detector: make the model that turns pixels into regions.
 
-With `features.source: timm` it is a backbone. Otherwise `detector.source: none` is for imported features and symbols,
-and contrib/detector has `train`, on the boxes of the train split, and `weights`, a file or torchvision's.
+With `features.source: timm` it is a backbone, as with a source of contrib that has a section `features.SOURCE`.
+Otherwise `detector.source: none` is for imported features and symbols, and contrib/detector has `train`, on the boxes
+of the train split, and `weights`, a file or torchvision's.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         ParamsError: an unknown dataset in `sources`, a missing path, or an invalid number.
         NonFiniteLossError: the training diverged.
     """
-    p = params.detector
-    backbone = params.features.source == "timm"
+    p, backbone = params.detector, params.features.backbone
     unknown = [name for name in p.sources if name not in params.data]
-    if unknown and not backbone:
+    if unknown and backbone is None:
         raise ParamsError(
             f"params.yaml: `detector.sources` names {', '.join(unknown)}; data has {', '.join(params.data)}"
         )
     # a backbone, the record that there is no detector, or a detector with its classes
     with record_timing(workspace, "detector"), output_directory(workspace.detector) as directory:
-        if backbone:
-            report: Report = _make_backbone(params.features.timm, workspace, directory)
-        elif p.source == "none":
+        source = p.source if backbone is None else params.features.source
+        if source == "timm":
+            report: Report = _make_backbone(backbone, workspace, directory)
+        elif source == "none":
             from vlp_models.vision.saved_network import save_no_detector
 
             report = {"detector_id": save_no_detector(directory, {"source": "none"}), "source": "none"}
         else:
-            check_known(p.source, DETECTORS, "detector.source")
-            report = import_target(DETECTORS[p.source])(params, workspace, directory)
+            check_known(source, DETECTORS, "detector.source")
+            report = import_target(DETECTORS[source])(params, workspace, directory)
         write_manifest(
             directory,
             stage="detector",
-            params=to_plain(params.features.timm if backbone else p),
+            params=to_plain(p if backbone is None else backbone),
             counts=report.get("counts", {}),
             detector_id=report["detector_id"],
         )

@@ -37,7 +37,7 @@ from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import check_known
 from vlp_models.pipeline.engines import cluster_mapper, cluster_of
 from vlp_models.pipeline.unrecorded_results import remove_chunks, restore_unrecorded_result, save_unrecorded_result
-from vlp_models.vision import REGION_SOURCES
+from vlp_models.vision import EXTRACTORS, REGION_SOURCES
 from vlp_models.vision.extractors import FROM_IMAGES
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ logger = get_logger(__name__)
 Row = dict[str, Any]
 MAX_MISSING = 0.01  # of a split's images
 READ_ROWS = 4096  # rows of the images table that are read from disk at a time
-ON_GPU = ("detector", "timm")  # sources that compute on `trainer.accelerator`, or on the GPUs of a cluster
+ON_GPU = ("timm", *EXTRACTORS)  # sources that compute on `trainer.accelerator`, or on the GPUs of a cluster
 
 
 def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | None = None) -> None:
@@ -171,10 +171,10 @@ def _open(params: Params, workspace: Workspace, device: str, origin: Any = None)
 def _identity(params: Params, source: RegionSource, device: str) -> dict[str, Any]:
     """Return everything that an image's regions depend on, except the image."""
     # the backbone's settings are in its id
-    settings = {name: v for name, v in to_plain(params.features).items() if name != "timm"}
+    backbones = ("timm", *params.features.sections)
+    settings = {name: v for name, v in to_plain(params.features).items() if name not in backbones}
     # Other versions of these libraries may compute other digits.
-    packages = ["numpy", "pillow", "torch", "torchvision", *(["timm"] if params.features.source == "timm" else [])]
-    versions = {name: metadata.version(name) for name in packages}
+    versions = {name: metadata.version(name) for name in ("numpy", "pillow", "torch", "torchvision", *source.packages)}
     return {
         "features": settings,
         "detector_id": source.detector_id,

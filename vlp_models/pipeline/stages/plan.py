@@ -94,7 +94,7 @@ def check_regions(params: Params, facts: PlanFacts) -> None:
     """
     if facts.regions:
         check_known(params.features.source, REGION_SOURCES, "features.source")
-        if params.features.source != "timm" and params.detector.source != "none":
+        if params.features.backbone is None and params.detector.source != "none":
             check_known(params.detector.source, DETECTORS, "detector.source")
 
 
