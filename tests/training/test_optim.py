@@ -218,8 +218,21 @@ def test_momentum_of_a_group_applies_to_the_runs_muon() -> None:
 def test_invalid_groups_are_refused() -> None:
     with pytest.raises(ParamsError, match=r"groups\.cnm`: the model has no such part; did you mean `cnn`\?"):
         build_optimizer(model(), OptimizerParams(lr=1.0, groups={"cnm": GroupParams()}))
-    with pytest.raises(ParamsError, match=r"`o\.groups` freezes every part"):
-        check_groups(model(), {name: GroupParams(frozen=True) for name in model()}, "o")
+    for group in (GroupParams(frozen=True), GroupParams(frozen_epochs=1)):
+        with pytest.raises(ParamsError, match=r"`o\.groups` freezes every part"):
+            check_groups(model(), dict.fromkeys(model(), group), "o")
+
+
+def test_what_thaws_later_takes_no_gradient_until_then() -> None:
+    thawing, frozen = nn.Linear(2, 2), nn.Linear(2, 2)
+    frozen.bias.requires_grad_(False)  # as LoRA leaves it: it never thaws
+    parts = nn.ModuleDict({"thawing": thawing, "adapted": frozen, "rest": nn.Linear(2, 2)})
+    freezing = Freezing(parts, {name: GroupParams(frozen_epochs=1) for name in ("thawing", "adapted")})
+    for epoch in range(2):
+        freezing.train(epoch)
+        required = {name for name, p in parts.named_parameters() if p.requires_grad}
+        later = {"thawing.weight", "thawing.bias", "adapted.weight"} if epoch else set()
+        assert required == {"rest.weight", "rest.bias"} | later
 
 
 def test_group_names_come_from_the_model_or_its_children() -> None:

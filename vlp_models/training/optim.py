@@ -24,6 +24,7 @@ from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.protocols import GroupsParameters
+from vlp_models.objectives.distributed import world_size
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import suggestion
 from vlp_models.training.sharding import own_part, sharded_like, whole_like
@@ -83,7 +84,10 @@ def check_groups(module: nn.Module, params: Mapping[str, GroupParams], where: st
         ParamsError: see `select_groups`; or nothing is left to train.
     """
     groups = select_groups(module, params, where)
-    frozen = {id(p) for name, parameters in groups.items() if params[name].frozen for p in parameters}
+    frozen: set[int] = set()  # in the first epoch
+    for name, parameters in groups.items():
+        if params[name].frozen or params[name].frozen_epochs:
+            frozen |= set(map(id, parameters))
     if all(id(p) in frozen for p in module.parameters()):
         raise ParamsError(f"params.yaml: `{where}.groups` freezes every part of the model; nothing is left to train")
 
@@ -91,9 +95,9 @@ def check_groups(module: nn.Module, params: Mapping[str, GroupParams], where: st
 class Freezing:
     """Keep parts of a model unchanged, parameters and running statistics, forever or for the first epochs.
 
-    A frozen module is in eval mode: no dropout, and its running statistics stay. Parameters that are always frozen need
-    no gradient. The gradients of those frozen for some epochs are dropped before each update, because DDP and FSDP must
-    know all trained parameters from the start. An optimizer skips parameters without a gradient: no decay, no momentum.
+    A frozen module is in eval mode: no dropout, and its running statistics stay. Frozen parameters need no gradient.
+    But DDP and FSDP must know all that are trained later from the start: with several processes, the gradients of
+    those are dropped before each update. An optimizer skips parameters without a gradient: no decay, no momentum.
     """
 
     def __init__(self, module: nn.Module, params: Mapping[str, GroupParams]) -> None:
@@ -106,7 +110,7 @@ class Freezing:
                 if group.frozen:
                     parameter.requires_grad_(False)
                     self._until[id(parameter)] = float("inf")
-                elif group.frozen_epochs:
+                elif group.frozen_epochs and parameter.requires_grad:
                     self._until[id(parameter)] = group.frozen_epochs
 
     def train(self, epoch: int) -> None:
@@ -115,6 +119,10 @@ class Freezing:
         # A module is in eval mode if all of its parameters are frozen; one without parameters (dropout) follows its
         # parents.
         frozen = {id(p) for p in self.frozen(epoch)}
+        if world_size() == 1:
+            for parameter in self._module.parameters():
+                if self._until.get(id(parameter), math.inf) < math.inf:
+                    parameter.requires_grad_(id(parameter) not in frozen)
         for module in self._module.modules() if frozen else ():
             parameters = list(module.parameters())
             if parameters and all(id(p) in frozen for p in parameters):
