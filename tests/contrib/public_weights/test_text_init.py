@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from bert_folders import config_of, write_bert
 from model_checks import load_model
 from safetensors.torch import load_file
@@ -18,6 +20,7 @@ from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, MissingToolError
+from vlp_models.models.layers.packing import Packing
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import initial
 
@@ -73,9 +76,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(root: Path, family: str = "tden", words: str = "bert") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def begin(
+    root: Path, family: str = "tden", words: str = "bert", layers: int = 2
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights that a model of the family begins with, and the record of its words."""
-    config = config_of(family, layers=2, max_positions=16)
+    config = config_of(family, layers=layers, max_positions=16)
     if "embedding_norm_eps" in config:
         config["embedding_norm_eps"] = 1e-5  # BERT's is smaller
     model = {"family": family, "text_init": words, "config": config}
@@ -107,6 +112,20 @@ def test_loaded_and_missing_weights_are_logged_and_recorded(
     if family == "vlmo":  # which has no types: the first one is in every word
         words = words + theirs["embeddings.token_type_embeddings.weight"][0]
     assert made["text_embedding.words.weight"].equal(words)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_whole_bert_that_embeds_sentences_brings_its_pooling(root: Path, layers: int) -> None:
+    (root / "bert" / "1_Pooling").mkdir()
+    (root / "bert" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    begin(root, layers=layers)
+    model, tokenizer, _ = load_model(root / "checkpoints" / "initial" / "new")
+    text = tokenizer.encode_batch(["a red cube", "a big blue ball is left of the cube"], 16)
+    words = Packing.of(text.mask_BT)
+    states_NTD = words.pad(model.eval().encode_text(text.ids_BT, words))
+    mean_ND = states_NTD.sum(1) / text.mask_BT.sum(1, keepdim=True)
+    is_mean = torch.allclose(model.embed_text(text), F.normalize(mean_ND, dim=-1), atol=1e-6)
+    assert is_mean == (layers == 3)  # the states of earlier layers are no embedding
 
 
 def test_invalid_text_init_is_refused(root: Path) -> None:

@@ -34,6 +34,7 @@ ENCODER_BLOCK = {
 }
 IGNORED = ("pooler.", "cls.seq_relationship.", "embeddings.position_ids", "cls.predictions.decoder.bias")
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")  # `model_type` of config.json
+POOLING = "1_Pooling/config.json"
 WORD_ROWS = ("text_embedding.words.weight", "word_head.weight", "word_head.bias")  # have one row per token
 
 
@@ -161,6 +162,8 @@ def read_bert(folder: Path, request: ImportRequest) -> ImportedModel:
         raise CheckpointError(f"a {request.family} model cannot start from BERT's weights; {families} can")
     file = weights_file(folder)
     bert = read_json(folder / CONFIG)
+    if (folder / POOLING).exists():  # of sentence-transformers
+        bert |= read_json(folder / POOLING)
     kind = bert.get("model_type", "bert")
     if kind not in ("bert", "unilm", *ROBERTAS):
         raise CheckpointError(

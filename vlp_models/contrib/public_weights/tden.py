@@ -284,9 +284,10 @@ def _find_kind(state: Mapping[str, Tensor], task: str) -> str:
 def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: TDENConfig) -> ConvertedBert:
     """Convert a BERT for the text side of a TDEN of its sizes: text embedding, sentence encoder, LM head.
 
-    If the file has no LM head (a plain BertModel), TDEN's keeps its initialization.
+    If the file has no LM head (a plain BertModel), TDEN's keeps its initialization. A whole BERT that was trained to
+    embed sentences by the mean of its states also sets ISM's text pooler, to that mean.
 
-    bert: its config.json.
+    bert: its config.json, with the pooling of sentence-transformers.
     """
     sizes = BertSizes.of(
         config,
@@ -295,4 +296,18 @@ def convert_bert(state: Mapping[str, Tensor], bert: Mapping[str, Any], config: T
         tied=config.tie_lm_head,
         eps=("layer_norm_eps", "embedding_norm_eps"),
     )
-    return convert_layout(state, bert, sizes)
+    converted = convert_layout(state, bert, sizes)
+    embeds = bert.get("pooling_mode_mean_tokens") and config.sentence_layers == bert["num_hidden_layers"]
+    if embeds and config.similarity_dim in (None, config.hidden):
+        converted.weights.update(_mean_pooler(config.hidden))
+    return converted
+
+
+def _mean_pooler(hidden: int) -> dict[str, Tensor]:
+    """Return the weights with which ISM's text pooler gives the mean of the states: equal scores, no projection."""
+    return {
+        "text_pooler.score.3.weight": torch.zeros(1, hidden),
+        "text_pooler.score.3.bias": torch.zeros(1),
+        "text_pooler.project.weight": torch.eye(hidden),
+        "text_pooler.project.bias": torch.zeros(hidden),
+    }
