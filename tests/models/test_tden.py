@@ -146,9 +146,10 @@ def test_single_objective_reaches_its_own_modules(tiny, batch, name):
     )
 
 
-def test_predictions_do_not_depend_on_masked_words_and_regions(tiny, batch):
+@pytest.mark.parametrize("residual", [False, True])
+def test_predictions_do_not_depend_on_masked_words_and_regions(tiny, batch, residual):
     """Another masked word or hidden feature changes the targets of MLM, MOC and ISM, not their outputs."""
-    model = tiny()
+    model = tiny(ism_residual=residual)
     generator = torch.Generator().manual_seed(0)
     words = torch.zeros_like(batch.text.mask_BT)
     regions = torch.zeros_like(batch.image.mask_BR)
@@ -165,6 +166,21 @@ def test_predictions_do_not_depend_on_masked_words_and_regions(tiny, batch):
     ids[:, 1] = 29
     features[:, 0] = torch.randn(4, 6, generator=generator, dtype=torch.float64)
     assert all(torch.equal(a, b) for a, b in zip(before, outputs(ids, features), strict=True))
+
+
+def test_residual_of_matching_adds_the_mean_region_past_the_object_encoder(tiny, batch):
+    model = tiny(ism_residual=True)
+    visual = model.encode_image(batch.image)
+    states_BSD = visual.packing.pad(visual.last_KD)
+    scores_BS = model.image_poolers[0].score(states_BSD)[..., 0].masked_fill(~visual.packing.mask_BT, -torch.inf)
+    pooled_BP = model.image_poolers[0].project((scores_BS.softmax(1)[..., None] * states_BSD).sum(1))
+    # [IMG] alone: an image of one region that is the mean, at the place of the whole image
+    mean_BF = torch.stack([f[m].mean(0) for f, m in zip(batch.image.features_BRF, batch.image.mask_BR, strict=True)])
+    place_B5 = mean_BF.new_tensor([0, 0, 1, 1, 1]).expand(len(mean_BF), 5)
+    embedding = model.region_embedding
+    image_BD = embedding.norm(embedding.features(mean_BF) + embedding.locations(place_B5))
+    expected = torch.nn.functional.normalize(pooled_BP + model.residual(image_BD), dim=-1)
+    torch.testing.assert_close(model.embed_image(batch.image), expected)
 
 
 def test_each_sample_trains_its_objectives(tiny, batch):

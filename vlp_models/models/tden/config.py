@@ -74,6 +74,7 @@ class TDENConfig(PublicSwitches):
     zero_overlapping_regions: bool = False  # MOC also hides regions with IoU > 0.4 to a masked one
     ism_margin: float = 0.2
     ism_negatives: Literal["all", "hardest"] = "all"
+    ism_residual: bool = False  # ISM also reads the mean region past the object encoder; in neither paper nor its code
 
     # decoupled: a cross-modal encoder and a decoder. two_stream: one stack of `encoder_layers` for both
     # (`decoder_layers` has no effect). single_stream: that stack alone, directly on the embeddings (neither have

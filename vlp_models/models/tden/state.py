@@ -17,7 +17,7 @@ from vlp_models.objectives.distributed import previous_rows
 
 @dataclass(frozen=True, kw_only=True)
 class VisualStates:
-    """The object encoder's outputs, [K, D] per layer (the embeddings if it has none), packed in [B, S], [IMG] first.
+    """The object encoder's input and each layer's output, [K, D] each, packed in [B, S], [IMG] first.
 
     Nothing in it depends on text, so one encoding serves every pass over an image.
     """
