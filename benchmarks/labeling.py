@@ -52,7 +52,7 @@ from vlp_models.common.io import read_json, read_json_or_none, write_json
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.label.drafts import SimilarDrafts
-from vlp_models.contrib.label.features import FeatureCache, FloatArray, extract
+from vlp_models.contrib.label.features import FeatureCache, FloatArray
 from vlp_models.contrib.label.queue import Order, PhotoQueue
 from vlp_models.params import TimmParams, load_params, to_plain
 
@@ -100,18 +100,15 @@ def compute_features(flickr8k: Path, photos: Sequence[str], work: Path) -> dict[
     from vlp_models.vision.timm_backbone import CellExtractor, make_backbone
 
     extractor = CellExtractor(make_backbone(BACKBONE, work), max_regions=25)
-    cache, features = FeatureCache(work / "features.npz", BACKBONE.model), {}
+    cache, features = FeatureCache(work / "features.npz", extractor, BACKBONE.model), {}
+
+    def open_photo(photo: str) -> Image.Image:
+        with Image.open(flickr8k / "Images" / photo) as image:
+            return image.convert("RGB")
+
     with progress_bar("features", len(photos), "photos") as bar:
-        for number, photo in enumerate(photos, start=1):
-            file = flickr8k / "Images" / photo
-            vector_F = cache.get(photo, file)
-            if vector_F is None:
-                with Image.open(file) as image:
-                    vector_F = extract(extractor, image.convert("RGB"))
-                cache.set(photo, file, vector_F)
-                if number % 500 == 0:
-                    cache.save()
-            features[photo] = vector_F
+        for photo in photos:
+            features[photo] = cache.get(photo, flickr8k / "Images" / photo, open_photo)
             bar.advance()
     cache.save()
     return features

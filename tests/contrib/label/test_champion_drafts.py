@@ -11,7 +11,7 @@ from PIL import Image
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.label.background import Background
-from vlp_models.contrib.label.commands import open_desk
+from vlp_models.contrib.label.desk import open_desk
 from vlp_models.contrib.label.drafts import open_champion
 from vlp_models.contrib.label.gain import read_version_scores
 from vlp_models.data.formats.pairs import PairsParams
@@ -48,9 +48,9 @@ def test_without_a_registry_or_a_champion_the_reason_is_given(
     params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="no model is registered yet"):
-        open_champion(params, tmp_path)
-    assert read_version_scores(params, tmp_path) is None
+    for read in (open_champion, read_version_scores):
+        with pytest.raises(DataError, match="no model is registered yet"):
+            read(params, tmp_path)
 
 
 def test_the_background_drafts_the_photos_that_come_next(here: Workspace, params: Params) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
-from vlp_models.contrib.label.server import own_hosts
+from vlp_models.contrib.label.server import is_own_name
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.data.formats.pairs import LABELED
 from vlp_models.errors import VLPError
@@ -243,11 +243,14 @@ def test_what_cannot_be_labeled_is_an_error_in_one_sentence(
     assert not (tmp_path / "data/raw/own/pairs.csv").exists()
 
 
-def test_a_server_on_all_addresses_has_the_names_of_the_machine() -> None:
-    here, everywhere = own_hosts("127.0.0.1", 7861), own_hosts("0.0.0.0", 80)
-    assert {"127.0.0.1:7861", "localhost:7861", "[::1]:7861"} == here
-    name = socket.gethostname().lower()
-    assert {name, f"{name}:80", "localhost"} <= everywhere and "evil.example:80" not in everywhere
+def test_a_server_has_its_addresses_and_the_names_of_the_machine() -> None:
+    machine = socket.gethostname().lower()
+    for host in ("127.0.0.1", "0.0.0.0", "::"):
+        assert all(is_own_name(name, host) for name in ("127.0.0.1", "localhost", "::1"))
+        assert is_own_name(machine, host) == (host != "127.0.0.1")
+        assert not any(
+            is_own_name(name, host) for name in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "")
+        )
 
 
 def test_the_columns_are_those_that_the_reader_expects() -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.label.features import FloatArray, most_similar
-from vlp_models.errors import DataError, VLPError
+from vlp_models.contrib.label.features import FloatArray
+from vlp_models.errors import DataError
 from vlp_models.params import Params
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from PIL.Image import Image
 
     from vlp_models.serving.predictor import Predictor
@@ -32,6 +33,22 @@ class Draft:
     uncertainty: float = 0.0
 
 
+@contextmanager
+def open_registry(params: Params, root: Path) -> Iterator[MlflowClient]:
+    """Connect to MLflow; its errors in the block are VLPErrors.
+
+    Raises:
+        DataError: there is no database yet, and none is created.
+    """
+    from vlp_models.registry.client import connect, database_exists, mlflow_errors, tracking_uri
+
+    uri = tracking_uri(params.tracking, root)
+    if not uri or not database_exists(uri):
+        raise DataError("no model is registered yet")
+    with mlflow_errors(params):
+        yield connect(params.tracking, root)
+
+
 class ChampionDrafts:
     """Captions of the registered champion.
 
@@ -40,7 +57,7 @@ class ChampionDrafts:
     """
 
     def __init__(self, predictor: Predictor, origin: str, title: str) -> None:
-        self._predictor, self.origin, self.title = predictor, origin, title
+        self._predictor, self._origin, self.title = predictor, origin, title
 
     def draft(self, image: Image) -> Draft:
         """Caption an opened photo; its uncertainty is the mean negative log-probability of a token."""
@@ -49,7 +66,7 @@ class ChampionDrafts:
         (caption,) = task_model.caption_search.find(task_model.model, batch).caption  # type: ignore[arg-type]
         # A hypothesis' score includes the token that ends it.
         uncertainty = -caption.score / (len(caption.ids) + 1)
-        return Draft(text=task_model.tokenizer.decode(caption.ids), origin=self.origin, uncertainty=uncertainty)
+        return Draft(text=task_model.tokenizer.decode(caption.ids), origin=self._origin, uncertainty=uncertainty)
 
 
 def open_champion(params: Params, root: Path) -> ChampionDrafts:
@@ -58,17 +75,13 @@ def open_champion(params: Params, root: Path) -> ChampionDrafts:
     Raises:
         VLPError: no version is champion, or it cannot be read.
     """
-    from vlp_models.registry.client import connect, database_exists, mlflow_errors, model_name, tracking_uri
+    from vlp_models.registry.client import model_name
     from vlp_models.registry.evaluations import read_scores
     from vlp_models.registry.promotion.gate_rule import gate_metric
     from vlp_models.registry.versions import CHAMPION, download_verified_bundle, find_version_by_alias
     from vlp_models.serving.predictor import Predictor
 
-    uri = tracking_uri(params.tracking, root)
-    if not uri or not database_exists(uri):
-        raise DataError("no model is registered yet")
-    with mlflow_errors(params):
-        client = connect(params.tracking, root)
+    with open_registry(params, root) as client:
         version = find_version_by_alias(client, model_name(params.tracking, "captioning"), CHAMPION)
         if version is None:
             raise DataError("captioning has no champion yet")
@@ -87,24 +100,25 @@ class SimilarDrafts:
 
     def __init__(self) -> None:
         self._photos: list[str] = []
-        self._captions: list[Sequence[str]] = []
-        self._features_LF: FloatArray | None = None
+        self._captions: list[str] = []  # the first of each photo
+        self._features_LF: FloatArray = np.zeros((0, 0), np.float32)
 
     def fit(self, captions: Mapping[str, Sequence[str]], features: Mapping[str, FloatArray]) -> None:
         """Use the labeled photos whose features are known."""
-        self._photos = [photo for photo, texts in captions.items() if texts and photo in features]
-        self._captions = [captions[photo] for photo in self._photos]
-        self._features_LF = np.stack([features[photo] for photo in self._photos]) if self._photos else None
+        self._photos = [photo for photo in captions if photo in features]
+        self._captions = [captions[photo][0] for photo in self._photos]
+        self._features_LF = np.array([features[photo] for photo in self._photos], np.float32)
 
     def draft(self, vector_F: FloatArray) -> Draft:
         """Return the first caption of the most similar photo; it is uncertain if other similar photos' differ."""
-        if self._features_LF is None:
+        if not self._photos:
             return Draft()
-        nearest = most_similar(self._features_LF, vector_F, COMPARED)
-        text = self._captions[nearest[0]][0]
-        others = [share_of_words(text, self._captions[row][0]) for row in nearest[1:]]
-        uncertainty = 1 - float(np.mean(others)) if others else 0.0
-        return Draft(text=text, origin=f"the caption of {self._photos[nearest[0]]}", uncertainty=uncertainty)
+        # (L, F) @ (F,): cosines, since the vectors have unit length; equal ones in their order
+        first, *others = np.argsort(-(self._features_LF @ vector_F), kind="stable")[:COMPARED].tolist()
+        text = self._captions[first]
+        agreement = [share_of_words(text, self._captions[row]) for row in others]
+        uncertainty = 1 - float(np.mean(agreement)) if agreement else 0.0
+        return Draft(text=text, origin=f"the caption of {self._photos[first]}", uncertainty=uncertainty)
 
 
 def share_of_words(text: str, other: str) -> float:
@@ -113,13 +127,3 @@ def share_of_words(text: str, other: str) -> float:
     if min(len(words), len(others)) < 2:
         words, others = set(text.casefold()), set(other.casefold())
     return len(words & others) / max(1, len(words | others))
-
-
-def open_drafts(params: Params, workspace: Workspace, kind: str) -> tuple[ChampionDrafts | None, str]:
-    """Return the champion if drafts may be its own, else the reason why not."""
-    if kind != "champion":
-        return None, ""
-    try:
-        return open_champion(params, workspace.root), ""
-    except VLPError as error:
-        return None, str(error)

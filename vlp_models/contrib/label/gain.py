@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vlp_models.contrib.label.drafts import open_registry
 from vlp_models.contrib.label.features import FloatArray
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import ptb_like
@@ -57,35 +58,34 @@ def read_version_scores(params: Params, root: Path) -> VersionScores | None:
     """Return the scores of the newest captioning version and those comparable to it; None without any.
 
     Comparable versions are of the same run, and were scored on the same test by the same metric.
+
+    Raises:
+        VLPError: there is no registry, or it does not answer.
     """
-    from vlp_models.registry.client import connect, database_exists, mlflow_errors, model_name, tracking_uri
+    from vlp_models.registry.client import model_name
     from vlp_models.registry.evaluations import CURRENT_EVALUATION, read_lineage, read_scores
     from vlp_models.registry.promotion.gate_rule import gate_metric
 
-    uri = tracking_uri(params.tracking, root)
-    if not uri or not database_exists(uri):
-        return None
+    metric = gate_metric(params, "captioning")
     points: dict[tuple[int, float], None] = {}  # a run that is registered again counts once
-    with mlflow_errors(params):
-        client, metric = connect(params.tracking, root), gate_metric(params, "captioning")
+    run, evaluation, test = "", "", ""
+    with open_registry(params, root) as client:
         versions = list(client.search_model_versions(f"name='{model_name(params.tracking, 'captioning')}'"))
         versions.sort(key=lambda version: -int(version.version))
-        identity: tuple[str | None, ...] = ()
-        test = ""
         for version in versions[:MAX_VERSIONS]:
-            tags = (version.tags.get("run"), version.tags.get(CURRENT_EVALUATION))
-            if identity and tags != identity:
+            tags = version.tags.get("run", ""), version.tags.get(CURRENT_EVALUATION, "")
+            if points and tags != (run, evaluation):
                 continue
             record = read_lineage(client, version) or {}
             images = record.get("data", {}).get("shards", {}).get("counts", {}).get("train", {}).get("images")
             score = next((s for s in read_scores(client, version) if s["metric"] == metric), None)
-            if images and score is not None and score["value"] is not None:
-                identity, test = tags, f"{score['dataset']} {score['split']}"
+            if images and score and score["value"] is not None:
+                (run, evaluation), test = tags, f"{score['dataset']} {score['split']}"
                 points[int(images), float(score["value"])] = None
     if not points:
         return None
     sizes, scores = zip(*points, strict=True)
-    return VersionScores(run=identity[0] or "", metric=metric, test=test, sizes=sizes, scores=scores)
+    return VersionScores(run=run, metric=metric, test=test, sizes=sizes, scores=scores)
 
 
 def fit_versions(versions: VersionScores) -> DoublingGain | None:

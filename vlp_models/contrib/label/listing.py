@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vlp_models.common.io import atomic_write, stat_file
 from vlp_models.common.lock import file_lock
@@ -48,13 +49,27 @@ class Label:
     draft: str
 
     @property
-    def values(self) -> dict[str, str]:
-        """Return the columns of the label's row."""
-        return {"image": self.image, "caption": self.caption, **dict(zip(LABELED, self.provenance, strict=True))}
+    def provenance(self) -> tuple[str, str, str]:
+        """Return the values of the columns `LABELED`."""
+        return self.by, self.at, self.draft
+
+
+class _Layout(NamedTuple):
+    """How rows are written, by the first line of a listing."""
+
+    header: list[str]
+    delimiter: str
+    newline: str
 
     @property
-    def provenance(self) -> tuple[str, str, str]:
-        return self.by, self.at, self.draft
+    def names(self) -> list[str]:
+        """Return the columns' names as the reader takes them: without case, and white space around them."""
+        return [name.strip().lower() for name in self.header]
+
+    def format(self, cells: Sequence[str]) -> str:
+        buffer = io.StringIO(newline="")
+        csv.writer(buffer, delimiter=self.delimiter, lineterminator=self.newline).writerow(cells)
+        return buffer.getvalue()
 
 
 class Listing:
@@ -62,7 +77,7 @@ class Listing:
 
     Args:
         lock: a lock file outside the dataset, which DVC may track as a whole.
-        split: of labels, if the rows name splits.
+        split: of labels, if the rows name splits (`names_splits`).
         language: of labels; empty: they name none.
 
     Raises:
@@ -72,20 +87,17 @@ class Listing:
     def __init__(self, path: Path, lock: Path, rules: ValidateParams, *, split: str = "train", language: str = ""):
         if path.suffix.lower() not in (*DELIMITERS, *JSON_LINES):
             raise DataError(f"{path}: labels are written to {', '.join((*DELIMITERS, *JSON_LINES))}")
-        self.path, self.split = path, split
-        self._lock_file, self._language = lock, language
+        self.path = path
+        self._lock_file, self._split, self._language = lock, split, language
+        self._is_json = path.suffix.lower() in JSON_LINES
+        # the columns of labels besides those that every listing has
+        self._columns = (*LABELED, "lang") if language else LABELED
         self._rules = caption_rules(rules)
         self._thread_lock = threading.RLock()
         self._state: tuple[int, ...] = ()
         self._captions: dict[str, list[str]] = {}
-        self._names_splits = False
+        self.names_splits = False
         self.captions()
-
-    @property
-    def names_splits(self) -> bool:
-        """Return whether the rows name splits, so that labels are of `split`."""
-        self.captions()
-        return self._names_splits
 
     def captions(self) -> Mapping[str, Sequence[str]]:
         """Return image -> its captions, also those that another process has added since.
@@ -96,17 +108,18 @@ class Listing:
         with self._thread_lock:
             state = stat_file(self.path.stat()) if self.path.exists() else ()
             if state != self._state:
-                captions: dict[str, list[str]] = {}
-                named = False
+                self._captions, self.names_splits = {}, False
                 # An empty file has no header yet.
-                is_empty = not state or self.path.stat().st_size == 0
-                for _, row in () if is_empty else read_pairs(self.path, Tables(directory=None)):
-                    named = named or bool(row.get("split"))
+                has_rows = state and self.path.stat().st_size
+                for _, row in read_pairs(self.path, Tables(directory=None)) if has_rows else ():
+                    self.names_splits = self.names_splits or bool(row.get("split"))
                     try:
-                        captions.setdefault(image_key(read_image_name(row)), []).append(get_sentence(row, "caption"))
+                        # the path as in ids: ./a.jpg and a.jpg are one image, and so are x\\a.jpg and x/a.jpg
+                        image = posixpath.normpath(read_image_name(row).replace("\\", "/"))
+                        self._captions.setdefault(image, []).append(get_sentence(row, "caption"))
                     except RecordError:  # `validate` reports it
                         continue
-                self._captions, self._names_splits, self._state = captions, named, state
+                self._state = state
             return self._captions
 
     def check(self, caption: str) -> str:
@@ -132,27 +145,27 @@ class Listing:
             DataError: the file cannot be extended.
         """
         with self._writing() as text:
-            if any(caption_key(label.caption) == caption_key(other) for other in self._captions.get(label.image, ())):
+            captions = self._captions.get(label.image, [])
+            if caption_key(label.caption) in map(caption_key, captions):
                 return False
-            newline = _line_end(text)
             if text.strip(BOM).strip():
-                text += "" if text.endswith(("\n", "\r")) else newline
-                text = self._with_columns(text, newline)
-            else:
-                text += "" if self._is_json else self._format([*NEEDED, *self._columns], ",", newline)
-            self._replace(text + self._row(text, label, newline), label.image, label.caption)
+                text = self._with_columns(text)
+            elif not self._is_json:
+                text += self._layout(text).format([*NEEDED, *self._columns])
+            self._replace(text + self._row(label, self._layout(text)))
+            # Reading 100,000 rows takes seconds. A new dictionary, since readers may iterate over the old one.
+            self._captions = {**self._captions, label.image: [*captions, label.caption]}
+            self._state = stat_file(self.path.stat())
             return True
 
     def remove(self, label: Label) -> bool:
         """Remove a label that `add` wrote; return False if its row is no longer in the file."""
         with self._writing() as text:
-            newline = _line_end(text)
-            row = self._row(text, label, newline)
-            before, match, after = text.rpartition(newline + row)
-            if not match:
-                return False
-            self._replace(before + newline + after)
-            return True
+            layout = self._layout(text)
+            before, match, after = text.rpartition(layout.newline + self._row(label, layout))
+            if match:
+                self._replace(before + layout.newline + after)
+            return bool(match)
 
     @contextmanager
     def _writing(self) -> Iterator[str]:
@@ -163,85 +176,54 @@ class Listing:
             # From bytes: line ends stay as they are.
             yield self.path.read_bytes().decode("utf-8", "surrogateescape") if self.path.exists() else ""
 
-    def _replace(self, text: str, image: str = "", caption: str = "") -> None:
-        """Write the file. image, caption: the row that was added; without one, the file is read again."""
+    def _replace(self, text: str) -> None:
         target = self.path
         # A link into DVC's cache is replaced by a file; another link of the user's stays, and its target is replaced.
         if target.is_symlink() and not target.resolve().is_relative_to(dvc_files(Path.cwd()).resolve()):
             target = target.resolve()
         with atomic_write(target, sync=True) as temporary:
             temporary.write_bytes(text.encode("utf-8", "surrogateescape"))
-        if image:
-            # Reading 100,000 rows takes seconds. A new dictionary, since readers may iterate over the old one.
-            self._captions = {**self._captions, image: [*self._captions.get(image, ()), caption]}
-            self._state = stat_file(self.path.stat())
-        self.captions()
 
     # ---- Rows ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_json(self) -> bool:
-        return self.path.suffix.lower() in JSON_LINES
+    def _layout(self, text: str) -> _Layout:
+        first = text.removeprefix(BOM).partition("\n")[0]
+        newline = "\r\n" if first.endswith("\r") else "\n"
+        delimiter = delimiter_of(first.strip(), NEEDED, DELIMITERS.get(self.path.suffix.lower(), ","))
+        header = [] if self._is_json else next(csv.reader([first.removesuffix("\r")], delimiter=delimiter), [])
+        return _Layout(header, delimiter, newline)
 
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        """Return the columns of labels besides those that every listing has."""
-        return (*LABELED, "lang") if self._language else LABELED
-
-    def _delimiter(self, text: str) -> str:
-        return delimiter_of(_first_line(text), NEEDED, DELIMITERS[self.path.suffix.lower()])
-
-    def _row(self, text: str, label: Label, newline: str) -> str:
-        """Return the text of a label's row in the listing `text`, which has its columns."""
-        values = label.values
+    def _row(self, label: Label, layout: _Layout) -> str:
+        values = {"image": label.image, "caption": label.caption, **dict(zip(LABELED, label.provenance, strict=True))}
         if self._language:
             values["lang"] = self._language
-        if self._names_splits:
-            values["split"] = self.split
+        if self.names_splits:
+            values["split"] = self._split
         if self._is_json:
-            return json.dumps(values, ensure_ascii=False) + newline
-        delimiter = self._delimiter(text)
-        header = next(csv.reader([_first_line(text)], delimiter=delimiter), [])
-        # The reader ignores the case of names and white space around them.
-        return self._format([values.get(name.strip().lower(), "") for name in header], delimiter, newline)
+            return json.dumps(values, ensure_ascii=False) + layout.newline
+        return layout.format([values.get(name, "") for name in layout.names])
 
-    def _with_columns(self, text: str, newline: str) -> str:
-        """Return the listing with the columns of labels, empty in the rows that are there."""
-        delimiter = "," if self._is_json else self._delimiter(text)
-        header = next(csv.reader([_first_line(text)], delimiter=delimiter), [])
-        missing = [name for name in self._columns if name not in [column.strip().lower() for column in header]]
+    def _with_columns(self, text: str) -> str:
+        """Return the listing with the columns of labels, empty in the rows that are there, and a line end."""
+        layout = self._layout(text)
+        if not text.endswith(("\n", "\r")):
+            text += layout.newline
+        missing = [name for name in self._columns if name not in layout.names]
         if self._is_json or not missing:
             return text
-        rows = csv.reader(io.StringIO(text.removeprefix(BOM), newline=""), delimiter=delimiter, strict=True)
+        lines = io.StringIO(text.removeprefix(BOM), newline="")
+        rows = csv.reader(lines, delimiter=layout.delimiter, strict=True)
         extended = [BOM if text.startswith(BOM) else ""]
         try:
             for row in rows:
-                if row and len(row) != len(header):
-                    raise csv.Error(f"{len(row)} fields, the header has {len(header)}")
-                cells = missing if row == header else [""] * len(missing)
-                extended.append(self._format([*row, *cells], delimiter, newline) if row else newline)
+                if row and len(row) != len(layout.header):
+                    raise csv.Error(f"{len(row)} fields, the header has {len(layout.header)}")
+                # The header may be repeated, as in joined files.
+                cells = missing if row == layout.header else [""] * len(missing)
+                extended.append(layout.format([*row, *cells]) if row else layout.newline)
         except csv.Error as error:
             raise DataError(
                 f"{self.path}:{rows.line_num}: {error}; fix this line first: the first label adds the columns "
                 f"{', '.join(missing)} to each row"
             ) from None
         return "".join(extended)
-
-    @staticmethod
-    def _format(cells: Sequence[str], delimiter: str, newline: str) -> str:
-        buffer = io.StringIO(newline="")
-        csv.writer(buffer, delimiter=delimiter, lineterminator=newline).writerow(cells)
-        return buffer.getvalue()
-
-
-def _first_line(text: str) -> str:
-    return text.removeprefix(BOM).partition("\n")[0].removesuffix("\r")
-
-
-def _line_end(text: str) -> str:
-    return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
-
-
-def image_key(image: str) -> str:
-    """Return an image's path as in its id: `./a.jpg` and `a.jpg` are one image, and so are `x\\a.jpg` and `x/a.jpg`."""
-    return posixpath.normpath(image.replace("\\", "/"))

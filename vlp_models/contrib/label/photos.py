@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from PIL import Image
 
 from vlp_models.common.io import stat_file
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.label.listing import LabelError, image_key
+from vlp_models.contrib.label.listing import LabelError
 from vlp_models.curation.duplicates import read_withdrawn
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.curation.duplicates.search import NearRules
@@ -37,12 +36,9 @@ class Photos:
     def __init__(self, folder: Path, name: str, workspace: Workspace, rules: ValidateParams) -> None:
         self.folder, self._name, self._rules = folder, name, rules
         self._withdrawn_file = workspace.withdrawn
-        self._withdrawn: Any = None
-        self._withdrawn_state: tuple[int, ...] = ()
-        self._checked: dict[str, tuple[int, ...]] = {}  # photos that are not withdrawn, with the states of the files
-        self._lock = threading.Lock()
-        # A cache per instance: as a decorator of the method it would keep every instance in memory.
+        # Caches per instance: as decorators of methods they would keep every instance in memory.
         self._encoded = lru_cache(CACHED_PHOTOS)(self._encode)
+        self._withdrawn = lru_cache(1)(self._read_withdrawn)
 
     def find(self) -> list[str]:
         """Return all photos in the order of their names; hidden files and folders are left out."""
@@ -53,12 +49,9 @@ class Photos:
             real = os.path.realpath(folder)
             folders[:] = [] if real in visited else [name for name in folders if not name.startswith(".")]
             visited.add(real)
-            for file in files:
-                if not file.startswith(".") and Path(file).suffix.lower() in FORMATS:
-                    name = Path(folder, file).relative_to(self.folder).as_posix()
-                    if is_utf8(name):
-                        names.append(image_key(name))
-        return sorted(names)
+            paths = [Path(folder, file) for file in files if not file.startswith(".")]
+            names += [p.relative_to(self.folder).as_posix() for p in paths if p.suffix.lower() in FORMATS]
+        return sorted(filter(is_utf8, names))
 
     def open(self, photo: str) -> Image.Image:
         """Return a photo as upright RGB.
@@ -68,6 +61,9 @@ class Photos:
             DataError: it cannot be read, or is not an image within the limits of serving/images.py.
         """
         self.check(photo)
+        return self._open(photo)
+
+    def _open(self, photo: str) -> Image.Image:
         try:
             return open_image(self.folder / photo)
         except OSError as error:
@@ -79,10 +75,10 @@ class Photos:
         The file's own bytes are not served: they may be of another kind than their name.
         """
         self.check(photo)
-        return self._encoded(photo, self._state(self.folder / photo))
+        return self._encoded(photo, _state(self.folder / photo))
 
     def _encode(self, photo: str, state: tuple[int, ...]) -> bytes:
-        image = self.open(photo)
+        image = self._open(photo)
         image.thumbnail((SHOWN, SHOWN))
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=88)
@@ -95,32 +91,21 @@ class Photos:
             LabelError: it is withdrawn.
             DataError: it cannot be decoded, while there is a list to compare it with; or a line of the list is damaged.
         """
-        with self._lock:
-            state = self._state(self._withdrawn_file)
-            if state != self._withdrawn_state:
-                near = NearRules.of(self._rules.near_duplicates)
-                self._withdrawn = read_withdrawn(self._withdrawn_file, near)
-                self._withdrawn_state, self._checked = state, {}
-            if not self._withdrawn:
-                return
-            file = self.folder / photo
-            if self._checked.get(photo) == (present := self._state(file)):
-                return
-            try:
-                keypoints = self._rules.near_duplicates.keypoints
-                hashes = hash_image_file(file, self._rules.max_image_pixels, keypoints=keypoints)
-            except ImageError as error:
-                raise DataError(f"{photo}: {error}") from None
-            reason = self._withdrawn.match(hashes)
-            if not reason and self._withdrawn.has_id(join_id(self._name, photo)):
-                reason = "the same name"
-            if reason:
-                raise LabelError(f"{photo} was withdrawn by `vlp forget` ({reason}); it gets no caption.")
-            self._checked[photo] = present
-
-    @staticmethod
-    def _state(file: Path) -> tuple[int, ...]:
+        withdrawn = self._withdrawn(_state(self._withdrawn_file))
+        if not withdrawn:
+            return
+        keypoints = self._rules.near_duplicates.keypoints
         try:
-            return stat_file(file.stat())
-        except OSError:
-            return ()
+            hashes = hash_image_file(self.folder / photo, self._rules.max_image_pixels, keypoints=keypoints)
+        except ImageError as error:
+            raise DataError(f"{photo}: {error}") from None
+        has_id = withdrawn.has_id(join_id(self._name, photo))
+        if reason := withdrawn.match(hashes) or ("the same name" if has_id else ""):
+            raise LabelError(f"{photo} was withdrawn by `vlp forget` ({reason}); it gets no caption.")
+
+    def _read_withdrawn(self, state: tuple[int, ...]) -> Any:
+        return read_withdrawn(self._withdrawn_file, NearRules.of(self._rules.near_duplicates))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    return stat_file(file.stat()) if file.exists() else ()

@@ -13,7 +13,8 @@ Labels become training data, so the page is not for everyone who can reach the p
 from __future__ import annotations
 
 import hashlib
-import os
+import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -25,23 +26,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from vlp_models.common.io import atomic_write
 from vlp_models.common.pages import page_environment
-from vlp_models.contrib.label.desk import Desk, as_json
-from vlp_models.contrib.label.listing import Label, LabelError
-from vlp_models.errors import ParamsError, VLPError
+from vlp_models.contrib.label.desk import Desk, Shown
+from vlp_models.contrib.label.listing import Label
+from vlp_models.errors import ParamsError, VLPError, explain_system_error
 
 MAX_REQUEST = 64 * 1024  # bytes
 MAX_CAPTION, MAX_NAME = 2000, 80  # characters
-
 ALL_ADDRESSES = ("0.0.0.0", "::")
 CLOSED = "Open the address that `vlp label` prints: it contains the token of this page."
-
-
-class Message(BaseModel):
-    """A request; unknown keys and other types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
 
 Browser = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{8,64}$")]  # a random name that each tab has
 Text = Annotated[str, StringConstraints(max_length=MAX_CAPTION)]
@@ -49,38 +50,37 @@ Name = Annotated[str, StringConstraints(max_length=MAX_NAME)]
 PhotoName = Annotated[str, StringConstraints(max_length=4096)]
 
 
-class NextRequest(Message):
+class Message(BaseModel):
+    """A request of a tab; unknown keys and other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
     browser: Browser
 
 
-class AnswerRequest(Message):
-    browser: Browser
+class PhotoMessage(Message):
     image: PhotoName
+
+
+class Answer(PhotoMessage):
     caption: Text
     by: Name
     draft: Text = ""
     origin: Text = ""
 
 
-class SkipRequest(Message):
-    browser: Browser
-    image: PhotoName
-
-
-class UndoRequest(Message):
-    browser: Browser
-    image: PhotoName
+class Undo(PhotoMessage):
     caption: Text
     by: Name
     at: Name
     draft: Text = ""
 
 
-def make_app(desk: Desk, *, token: str, hosts: set[str], user: str, title: str, cookie: str) -> FastAPI:
+def make_app(desk: Desk, *, token: str, host: str, user: str, title: str, cookie: str) -> FastAPI:
     """Return the application.
 
     Args:
-        hosts: values of the header `Host` that are the server's own, such as `127.0.0.1:7861`.
+        host: the address that the server listens on.
         user: the name that is proposed for those who label.
     """
     app = FastAPI(title="vlp label", openapi_url=None, docs_url=None, redoc_url=None)
@@ -88,46 +88,33 @@ def make_app(desk: Desk, *, token: str, hosts: set[str], user: str, title: str, 
 
     @app.middleware("http")
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = _refuse(request, token, hosts, cookie) or await call(request)
-        response.headers.update(
-            {
-                "X-Content-Type-Options": "nosniff",
-                "Referrer-Policy": "no-referrer",
-                "Cross-Origin-Resource-Policy": "same-origin",
-                "X-Frame-Options": "DENY",
-                "Cache-Control": "no-store",
-            }
-        )
+        status, problem = _refuse(request, token, host, cookie)
+        response = JSONResponse({"problem": problem}, status) if problem else await call(request)
+        response.headers.update(HEADERS)
         return response
 
-    @app.exception_handler(LabelError)
-    async def refused(_: Request, error: LabelError) -> Response:
+    @app.exception_handler(VLPError)
+    async def refused(_: Request, error: VLPError) -> Response:
         return JSONResponse({"problem": str(error)}, 422)
 
-    @app.exception_handler(VLPError)
-    async def failed(_: Request, error: VLPError) -> Response:
-        return JSONResponse({"problem": str(error)}, 500)
-
+    # Starlette raises what is not an OSError again after this response, so that the terminal has its traceback.
     @app.exception_handler(OSError)
-    async def not_written(_: Request, error: OSError) -> Response:
-        return JSONResponse({"problem": f"Not saved: {error.strerror or error}."}, 500)
-
     @app.exception_handler(Exception)
-    async def crashed(_: Request, error: Exception) -> Response:
-        # Starlette raises it again after this response, so that the terminal has its traceback.
-        return JSONResponse(
-            {"problem": f"The server failed ({type(error).__name__}); its terminal has the reason."}, 500
-        )
+    async def failed(_: Request, error: Exception) -> Response:
+        return JSONResponse({"problem": f"The server failed: {explain_system_error(error)}."}, 500)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return JSONResponse({"problem": f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}."}, 422)
 
+    def respond(shown: Shown | None, **more: Any) -> Any:
+        return {"shown": shown, "progress": desk.progress(), **more}
+
     @app.get("/")
     def page(request: Request) -> Response:
         if "token" in request.query_params:  # `guard` has compared it
-            response: Response = RedirectResponse("/", 303)
+            response = RedirectResponse("/", 303)
             response.set_cookie(cookie, token, httponly=True, samesite="strict", max_age=30 * 24 * 3600)
             return response
         nonce = secrets.token_urlsafe(16)
@@ -143,74 +130,84 @@ def make_app(desk: Desk, *, token: str, hosts: set[str], user: str, title: str, 
 
     @app.get("/photo")
     def photo(image: PhotoName) -> Response:
-        return Response(desk.photo(image), media_type="image/jpeg")
+        desk.require(image)
+        return Response(desk.photos.jpeg(image), media_type="image/jpeg")
 
     @app.get("/draft")
     def draft(image: PhotoName) -> Any:
-        return {"shown": as_json(desk.show(desk.require(image))), "progress": desk.progress()}
+        return respond(desk.show(image))
 
     @app.get("/progress")
     def progress() -> Any:
-        return {"progress": desk.progress()}
+        return respond(None)
 
     @app.post("/next")
-    def next_photo(body: NextRequest) -> Any:
-        return {"shown": as_json(desk.next(body.browser)), "progress": desk.progress()}
+    def next_photo(body: Message) -> Any:
+        return respond(desk.next(body.browser))
 
     @app.post("/answer")
-    def answer(body: AnswerRequest) -> Any:
-        label = desk.answer(
-            image=body.image, caption=body.caption, by=body.by or user, draft=body.draft, origin=body.origin
-        )
-        return {"label": vars(label), "shown": as_json(desk.next(body.browser)), "progress": desk.progress()}
+    def answer(body: Answer) -> Any:
+        values = body.model_dump(exclude={"browser"})
+        label = desk.answer(**values | {"by": body.by or user})
+        return respond(desk.next(body.browser), label=label)
 
     @app.post("/skip")
-    def skip(body: SkipRequest) -> Any:
+    def skip(body: PhotoMessage) -> Any:
         desk.skip(body.image)
-        return {"shown": as_json(desk.next(body.browser)), "progress": desk.progress()}
+        return respond(desk.next(body.browser))
 
     @app.post("/undo")
-    def undo(body: UndoRequest) -> Any:
-        label = Label(image=body.image, caption=body.caption, by=body.by, at=body.at, draft=body.draft)
-        return {"shown": as_json(desk.undo(body.browser, label)), "progress": desk.progress()}
+    def undo(body: Undo) -> Any:
+        return respond(desk.undo(body.browser, Label(**body.model_dump(exclude={"browser"}))))
 
     return app
 
 
-def _refuse(request: Request, token: str, hosts: set[str], cookie: str) -> Response | None:
-    """Return the response to a request that is refused before it is read, else None."""
-    host = request.headers.get("host", "").lower()
-    if host not in hosts:
-        return JSONResponse({"problem": "This server has another name."}, 421)
+def _refuse(request: Request, token: str, host: str, cookie: str) -> tuple[int, str]:
+    """Return status and reason of a request that is refused before it is read; an empty reason for others."""
+    headers = request.headers
+    asked = headers.get("host", "").lower()
+    if not is_own_name(re.sub(r":\d+$", "", asked).strip("[]"), host):
+        return 421, "This server has another name."
     sent = request.query_params.get("token", "") if request.url.path == "/" else ""
     if not secrets.compare_digest((sent or request.cookies.get(cookie, "")).encode(), token.encode()):
-        return JSONResponse({"problem": CLOSED}, 403)
-    if request.method not in ("GET", "HEAD"):
-        origin = request.headers.get("origin", "")
-        if origin and origin.lower() != f"http://{host}":
-            return JSONResponse({"problem": "This request comes from another site."}, 403)
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return JSONResponse({"problem": "Requests are JSON."}, 415)
-        length = request.headers.get("content-length", "")
-        # Without a length, the body could be of any.
-        if not length.isdecimal() or int(length) > MAX_REQUEST:
-            return JSONResponse({"problem": f"Requests have at most {MAX_REQUEST:,} bytes."}, 413)
-    return None
+        return 403, CLOSED
+    if request.method in ("GET", "HEAD"):
+        return 200, ""
+    origin = headers.get("origin", "")
+    if origin and origin.lower() != f"http://{asked}":
+        return 403, "This request comes from another site."
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return 415, "Requests are JSON."
+    length = headers.get("content-length", "")
+    # Without a length, the body could be of any.
+    if not length.isdecimal() or int(length) > MAX_REQUEST:
+        return 413, f"Requests have at most {MAX_REQUEST:,} bytes."
+    return 200, ""
+
+
+def is_own_name(name: str, host: str) -> bool:
+    """Return whether a browser may name this server so, which listens on `host`.
+
+    Only a name can be another site's: an address that the browser has connected to is this machine's.
+    """
+    names = {"localhost", host.lower()}
+    if host in ALL_ADDRESSES:
+        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    try:
+        return name in names or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def read_token(file: Path) -> str:
     """Return the project's token, which is made once: a page that is open survives a restart of the server."""
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-        if len(token) >= 32:
-            return token
-    except (OSError, UnicodeDecodeError):
-        pass
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    # Only the user may read it.
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(token := secrets.token_urlsafe(32))
+    token = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    if len(token) < 32:  # missing or damaged
+        token = secrets.token_urlsafe(32)
+        with atomic_write(file) as temporary:
+            temporary.chmod(0o600)  # only the user may read it
+            temporary.write_text(token, encoding="utf-8")
     return token
 
 
@@ -221,34 +218,10 @@ def bind(host: str, port: int) -> socket.socket:
         ParamsError: the port is in use, or the host is not an address of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ParamsError(
-            f"vlp label: {host} port {port}: {error.strerror}; choose others with --host and --port"
-        ) from None
-    return listener
-
-
-def own_hosts(host: str, port: int) -> set[str]:
-    """Return the values of `Host` that are this server's: the address it listens on, and the names of loopback."""
-    names = {host.lower(), "localhost", "127.0.0.1", "[::1]"}
-    if host in ALL_ADDRESSES:
-        names |= {socket.gethostname().lower(), socket.getfqdn().lower(), *_addresses()}
-    if ":" in host:
-        names.add(f"[{host.lower()}]")
-    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
-
-
-def _addresses() -> set[str]:
-    import psutil
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    addresses = [a for entries in psutil.net_if_addrs().values() for a in entries if a.family in families]
-    return {a.address if a.family == socket.AF_INET else f"[{a.address.partition('%')[0]}]" for a in addresses}
+        reason = str(error.strerror).partition(" (")[0]  # the address is in parentheses
+        raise ParamsError(f"vlp label: {host} port {port}: {reason}; choose others with --host and --port") from None
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
