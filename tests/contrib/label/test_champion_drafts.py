@@ -12,8 +12,7 @@ from PIL import Image
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.label.background import Background
 from vlp_models.contrib.label.desk import open_desk
-from vlp_models.contrib.label.drafts import open_champion
-from vlp_models.contrib.label.gain import read_version_scores
+from vlp_models.contrib.label.versions import open_champion, read_version_scores
 from vlp_models.data.formats.pairs import PairsParams
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
@@ -27,7 +26,7 @@ def test_the_champion_drafts_what_it_predicts_and_how_sure_it_is(
     here: Workspace, params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The metric that the fixture's versions have a score in.
-    monkeypatch.setattr("vlp_models.registry.promotion.gate_rule.gate_metric", lambda params, task: "accuracy")
+    monkeypatch.setattr("vlp_models.contrib.label.versions.gate_metric", lambda params, task: "accuracy")
     champion = open_champion(params, here.root)
     assert champion.title == "vlp-captioning version 1 (champion, accuracy 61.0 on scenes test)"
     client = connect(params.tracking, here.root)
@@ -63,13 +62,12 @@ def test_the_background_drafts_the_photos_that_come_next(here: Workspace, params
     desk = open_desk(params, here, "unlabeled", source)
     first = desk.next("browser-1")
     assert first is not None and first.draft is None, "usable before the champion is loaded"
-    lines: list[str] = []
-    Background(desk, params, here, here.root / ".work/label/unlabeled", lines.append).start()
+    Background(desk, params, here, here.root / ".work/label/unlabeled").start()
     deadline = time.monotonic() + 120
     while not desk.queue.is_active or desk.undrafted() is not None:
-        assert time.monotonic() < deadline, (lines, desk.notes)
+        assert time.monotonic() < deadline, desk.notes
         time.sleep(0.05)
-    assert any(line.startswith("Drafts: vlp-captioning version 1 (champion") for line in lines)
+    assert desk.notes["drafts"].startswith("Drafts: vlp-captioning version 1 (champion")
     shown = desk.show(first.image)
     assert shown.draft is not None and shown.draft.text and shown.draft.origin == "vlp-captioning version 1"
     label = desk.answer(image=first.image, caption="two shapes", by="me", draft="a shape", origin="version 1")

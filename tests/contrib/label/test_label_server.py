@@ -18,7 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vlp_models.cli.main import app
-from vlp_models.contrib.label.server import is_own_name
+from vlp_models.contrib.label.server import host_pattern
 from vlp_models.curation.duplicates.hashes import hash_image_file
 from vlp_models.data.formats.pairs import LABELED
 from vlp_models.errors import VLPError
@@ -105,7 +105,7 @@ def test_drafts_of_similar_photos_and_the_active_order(tmp_path: Path, start: St
     assert progress["labeled"] == 3 and "no model is registered yet" in progress["notes"]["drafts"]
     server.wait_for(client, "gain", "40 labels are needed for an estimate, 3 are there")
     for number in range(3):
-        shown = client.get("/draft", params={"image": f"img/copy-{number}.png"}).json()["shown"]
+        shown = client.get("/progress", params={"image": f"img/copy-{number}.png"}).json()["shown"]
         assert shown["draft"]["text"] == f"a drawing number {number}"
         assert shown["draft"]["origin"] == f"the caption of img/{number:03}.jpg"
     offered = []
@@ -131,11 +131,12 @@ def test_evaluation_photos_get_no_draft(tmp_path: Path, start: Start) -> None:
     client = (server := start(project)).client("browser-1")
     server.wait_for(client, "order", "photos unlike")
     shown = {
-        number: client.get("/draft", params={"image": f"img/{number:03}.jpg"}).json()["shown"] for number in range(20)
+        number: client.get("/progress", params={"image": f"img/{number:03}.jpg"}).json()["shown"]
+        for number in range(20)
     }
     splits = Counter(photo["split"] for photo in shown.values())
     assert splits["train"] > 10 and splits["val"] and splits["test"]
-    for photo in shown.values():
+    for photo in shown:
         assert photo["draft"]["text"] == ("a drawing" if photo["split"] == "train" else "")
         assert ("evaluation data" in photo["reason"]) == (photo["split"] != "train")
 
@@ -244,13 +245,14 @@ def test_what_cannot_be_labeled_is_an_error_in_one_sentence(
 
 
 def test_a_server_has_its_addresses_and_the_names_of_the_machine() -> None:
-    machine = socket.gethostname().lower()
-    for host in ("127.0.0.1", "0.0.0.0", "::"):
-        assert all(is_own_name(name, host) for name in ("127.0.0.1", "localhost", "::1"))
-        assert is_own_name(machine, host) == (host != "127.0.0.1")
-        assert not any(
-            is_own_name(name, host) for name in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "")
-        )
+    machine = socket.gethostname()
+    for address in ("127.0.0.1", "0.0.0.0", "::"):
+        hosts = host_pattern(address)
+        for own in ("127.0.0.1:7861", "localhost:7861", "LOCALHOST", "[::1]:7861", "[::1]"):
+            assert hosts.fullmatch(own)
+        assert bool(hosts.fullmatch(f"{machine}:7861")) == (address != "127.0.0.1")
+        for other in ("evil.example:7861", "localhost.evil.example", "127.0.0.1.evil.example", "127x0.0.1", "", "::1"):
+            assert not hosts.fullmatch(other)
 
 
 def test_the_columns_are_those_that_the_reader_expects() -> None:

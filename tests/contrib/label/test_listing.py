@@ -93,7 +93,7 @@ def test_rows_that_name_splits_and_languages_get_both(folder: Path) -> None:
     assert listing.names_splits and listing.add(make_label(1, "ein Hund"))
     assert read(file)[-1] == {
         **{"split": "val", "image": "img/0001.jpg", "caption": "ein Hund", "photographer": "", "lang": "de"},
-        **dict(zip(LABELED, make_label(1).provenance, strict=True)),
+        **dict(zip(LABELED, ["Zoë", "2026-01-02T03:04:05.001Z", DRAFT], strict=True)),
     }
 
 

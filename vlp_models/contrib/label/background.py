@@ -6,17 +6,20 @@ The page is usable from the start: without a draft, and with photos in the order
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.label.desk import Desk
-from vlp_models.contrib.label.drafts import ChampionDrafts, Draft, open_champion
+from vlp_models.contrib.label.drafts import Draft
 from vlp_models.contrib.label.features import FeatureCache, FloatArray, open_similarity
-from vlp_models.contrib.label.gain import VersionScores, describe_gain, read_version_scores
+from vlp_models.contrib.label.gain import VersionScores, describe_gain
 from vlp_models.errors import VLPError
 from vlp_models.params import Params
+
+if TYPE_CHECKING:
+    from vlp_models.contrib.label.versions import ChampionDrafts
 
 CURVE_EVERY = 0.25  # growth of the labels after which the learning curve is computed again
 
@@ -26,17 +29,19 @@ class Background(threading.Thread):
 
     Args:
         folder: for the cache of features.
-        report: called with each line of progress that is new.
     """
 
-    def __init__(self, desk: Desk, params: Params, workspace: Workspace, folder: Path, report: Callable[[str], None]):
+    def __init__(self, desk: Desk, params: Params, workspace: Workspace, folder: Path):
         super().__init__(name="vlp-label", daemon=True)
-        self._desk, self._params, self._workspace = desk, params, workspace
-        self._folder, self._report = folder, report
+        self._desk, self._params, self._workspace, self._folder = desk, params, workspace, folder
         self._champion: ChampionDrafts | None = None
 
     def run(self) -> None:
         """Prepare, then wait for answers. A failure leaves the page usable, and is shown on it."""
+        # This imports torch; the page is there before.
+        from vlp_models.contrib.label.versions import read_version_scores
+
+        notes = self._desk.notes
         versions: VersionScores | None = None
         curve_labels = -1  # number of labels of the last learning curve
         try:
@@ -49,27 +54,29 @@ class Background(threading.Thread):
                 labels = self._desk.progress()["labeled"]
                 if labels != curve_labels and labels >= curve_labels * (1 + CURVE_EVERY):
                     curve_labels = labels
-                    self._note("gain", describe_gain(versions, self._desk.listing.captions(), self._desk.features))
+                    notes["gain"] = describe_gain(versions, self._desk.listing.captions(), self._desk.features)
                 self._desk.changed.wait()
                 self._desk.changed.clear()
         except Exception as error:  # a library's: the thread must not end silently
-            self._note("failed", f"No more drafts: {type(error).__name__}: {error}")
+            notes["failed"] = f"No more drafts: {type(error).__name__}: {error}"
 
     def _load_champion(self) -> None:
-        if self._desk.kind == "none":
-            self._note("drafts", "Drafts are off.")
+        from vlp_models.contrib.label.versions import open_champion
+
+        desk, reason = self._desk, ""
+        if desk.kind == "none":
+            desk.notes["drafts"] = "Drafts are off."
             return
-        reason = ""
-        if self._desk.kind == "champion":
-            self._note("drafts", "Loading the champion.")
+        if desk.kind == "champion":
+            desk.notes["drafts"] = "Loading the champion."
             try:
                 self._champion = open_champion(self._params, self._workspace.root)
-                self._note("drafts", f"Drafts: {self._champion.title}.")
+                desk.notes["drafts"] = f"Drafts: {self._champion.title}."
                 return
             except VLPError as error:
                 reason = f" ({error})"
-        self._desk.use_similar()
-        self._note("drafts", f"Drafts: the caption of the most similar labeled photo{reason}.")
+        desk.use_similar()
+        desk.notes["drafts"] = f"Drafts: the caption of the most similar labeled photo{reason}."
 
     def _compute_features(self) -> None:
         """Compute the features of all photos, the labeled ones first; drafts of the champion come in between."""
@@ -95,7 +102,7 @@ class Background(threading.Thread):
             "random": "Order: random.",
             "file": "Order: by name.",
         }
-        self._note("order", orders[desk.queue.order])
+        desk.notes["order"] = orders[desk.queue.order]
 
     def _draft_ahead(self) -> None:
         while self._champion is not None and (photo := self._desk.undrafted()) is not None:
@@ -103,8 +110,3 @@ class Background(threading.Thread):
             with suppress(VLPError):  # a photo that cannot be read is left out when its turn comes
                 draft = self._champion.draft(self._desk.photos.open(photo))
             self._desk.add_draft(photo, draft)
-
-    def _note(self, topic: str, text: str) -> None:
-        if text != self._desk.notes.get(topic):
-            self._report(text)
-        self._desk.notes[topic] = text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,11 +43,13 @@ def label(
 
     Example: `vlp label` or `vlp label pairs --order random`
     """
+    import uvicorn
+
     from vlp_models.common.user import current_user
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.label.background import Background
     from vlp_models.contrib.label.desk import choose_dataset, open_desk
-    from vlp_models.contrib.label.server import ALL_ADDRESSES, bind, make_app, read_token, serve
+    from vlp_models.contrib.label.server import ALL_ADDRESSES, bind, make_app, read_token
     from vlp_models.params import load_params
 
     params, workspace = load_params(), Workspace()
@@ -67,19 +68,19 @@ def label(
     print(f"open http://{shown}:{port}/?token={token}; press Ctrl-C to stop", flush=True)
     if host not in LOOPBACK:
         print("this address works from other machines, unencrypted; anyone who has it can add captions", flush=True)
-    Background(desk, params, workspace, folder / name, lambda text: print(text, file=sys.stderr, flush=True)).start()
+    Background(desk, params, workspace, folder / name).start()
     # The server raises the signal that ended it again.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        serve(app, listener)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+        config.timeout_graceful_shutdown = 3
+        uvicorn.Server(config).run(sockets=[listener])
     progress = desk.progress()
-    answered = progress["answered"]
-    parts = ", ".join(f"{count:,} {state}" for state, count in sorted(answered.items()) if count)
-    print(f"{sum(answered.values()):,} captions saved{f' ({parts})' if parts else ''}")
+    print(f"{desk.saved:,} captions saved")
     print(f"{progress['labeled']:,} of {progress['photos']:,} photos have a caption")
     tracked = Path(f"{workspace.root / source.root}.dvc").exists()
     steps = f"`dvc add {source.root}`, `git add {source.root}.dvc`, " if tracked else ""
-    if answered:
+    if desk.saved:
         print(f"next: {steps}`vlp run`", flush=True)
 
 

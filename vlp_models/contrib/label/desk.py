@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -67,7 +65,7 @@ class Desk:
         self._left_out: dict[str, str] = {}  # photo -> why it is not shown
         self._drafts: dict[str, Draft] = {}  # of the champion
         self._similar = SimilarDrafts()
-        self._answered: Counter[str] = Counter()  # labels of this session by what became of the draft
+        self.saved = 0  # labels of this session
 
     # ---- Requests ------------------------------------------------------------------------------------------------
 
@@ -126,7 +124,7 @@ class Desk:
         with self._lock:
             self._reserved.pop(image, None)
             self._skipped.pop(image, None)
-            self._answered[state or "written"] += is_new
+            self.saved += is_new
             self.queue.cover(image, self.features.get(image))
             self._refit()
         self.changed.set()
@@ -162,7 +160,6 @@ class Desk:
                 "skipped": len(self._skipped),
                 "left_out": len(self._left_out),
                 "reasons": list(self._left_out.values())[:MAX_REASONS],
-                "answered": dict(self._answered),
                 "notes": {name: note for name, note in self.notes.items() if note},
             }
 
@@ -199,7 +196,7 @@ class Desk:
 
     # ---- Helpers -------------------------------------------------------------------------------------------------
 
-    def _labeled(self) -> Collection[str]:
+    def _labeled(self) -> set[str]:
         return self.queue.split.keys() & self.listing.captions().keys()
 
     def _free(self) -> set[str]:

@@ -75,10 +75,8 @@ class FeatureCache:
         key = f"{photo} {status.st_size} {status.st_mtime_ns}"
         if key not in self._features:
             (regions,) = self._extractor.extract([open_photo(photo)])
-            mean_F = np.zeros(self._extractor.feature_dim, np.float32)
-            if len(regions):
-                mean_F = np.asarray(regions.features).astype(np.float32).mean(0)
-            self._features[key] = mean_F / max(float(np.linalg.norm(mean_F)), 1e-12)
+            total_F = np.asarray(regions.features).astype(np.float32).sum(0)
+            self._features[key] = total_F / max(float(np.linalg.norm(total_F)), 1e-12)
             if time.monotonic() - self._saved > SAVED_EVERY:
                 self.save()
         return self._features[key]

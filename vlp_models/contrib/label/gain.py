@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from vlp_models.contrib.label.drafts import open_registry
 from vlp_models.contrib.label.features import FloatArray
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import ptb_like
-from vlp_models.params import Params
 
 MIN_SIZES = 3  # different numbers of training images
 MIN_LABELS = 40
@@ -28,7 +25,6 @@ SHARES = (0.125, 0.25, 0.5, 1.0)  # of the photos that are not held out
 HELD_OUT, MAX_HELD_OUT = 0.2, 200  # a share, and a number
 DRAWS = 40
 LEVEL = 0.95
-MAX_VERSIONS = 100  # of the newest, whose records are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,40 +48,6 @@ class VersionScores:
     test: str
     sizes: Sequence[int]
     scores: Sequence[float]
-
-
-def read_version_scores(params: Params, root: Path) -> VersionScores | None:
-    """Return the scores of the newest captioning version and those comparable to it; None without any.
-
-    Comparable versions are of the same run, and were scored on the same test by the same metric.
-
-    Raises:
-        VLPError: there is no registry, or it does not answer.
-    """
-    from vlp_models.registry.client import model_name
-    from vlp_models.registry.evaluations import CURRENT_EVALUATION, read_lineage, read_scores
-    from vlp_models.registry.promotion.gate_rule import gate_metric
-
-    metric = gate_metric(params, "captioning")
-    points: dict[tuple[int, float], None] = {}  # a run that is registered again counts once
-    run, evaluation, test = "", "", ""
-    with open_registry(params, root) as client:
-        versions = list(client.search_model_versions(f"name='{model_name(params.tracking, 'captioning')}'"))
-        versions.sort(key=lambda version: -int(version.version))
-        for version in versions[:MAX_VERSIONS]:
-            tags = version.tags.get("run", ""), version.tags.get(CURRENT_EVALUATION, "")
-            if points and tags != (run, evaluation):
-                continue
-            record = read_lineage(client, version) or {}
-            images = record.get("data", {}).get("shards", {}).get("counts", {}).get("train", {}).get("images")
-            score = next((s for s in read_scores(client, version) if s["metric"] == metric), None)
-            if images and score and score["value"] is not None:
-                (run, evaluation), test = tags, f"{score['dataset']} {score['split']}"
-                points[int(images), float(score["value"])] = None
-    if not points:
-        return None
-    sizes, scores = zip(*points, strict=True)
-    return VersionScores(run=run, metric=metric, test=test, sizes=sizes, scores=scores)
 
 
 def fit_versions(versions: VersionScores) -> DoublingGain | None:

@@ -48,11 +48,6 @@ class Label:
     at: str
     draft: str
 
-    @property
-    def provenance(self) -> tuple[str, str, str]:
-        """Return the values of the columns `LABELED`."""
-        return self.by, self.at, self.draft
-
 
 class _Layout(NamedTuple):
     """How rows are written, by the first line of a listing."""
@@ -194,7 +189,8 @@ class Listing:
         return _Layout(header, delimiter, newline)
 
     def _row(self, label: Label, layout: _Layout) -> str:
-        values = {"image": label.image, "caption": label.caption, **dict(zip(LABELED, label.provenance, strict=True))}
+        provenance = dict(zip(LABELED, (label.by, label.at, label.draft), strict=True))
+        values = {"image": label.image, "caption": label.caption, **provenance}
         if self._language:
             values["lang"] = self._language
         if self.names_splits:

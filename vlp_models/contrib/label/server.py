@@ -13,7 +13,6 @@ Labels become training data, so the page is not for everyone who can reach the p
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import secrets
 import socket
@@ -86,9 +85,11 @@ def make_app(desk: Desk, *, token: str, host: str, user: str, title: str, cookie
     app = FastAPI(title="vlp label", openapi_url=None, docs_url=None, redoc_url=None)
     template = page_environment("vlp_models.contrib.label").get_template("page.html.j2")
 
+    hosts = host_pattern(host)
+
     @app.middleware("http")
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        status, problem = _refuse(request, token, host, cookie)
+        status, problem = _refuse(request, token, hosts, cookie)
         response = JSONResponse({"problem": problem}, status) if problem else await call(request)
         response.headers.update(HEADERS)
         return response
@@ -133,13 +134,9 @@ def make_app(desk: Desk, *, token: str, host: str, user: str, title: str, cookie
         desk.require(image)
         return Response(desk.photos.jpeg(image), media_type="image/jpeg")
 
-    @app.get("/draft")
-    def draft(image: PhotoName) -> Any:
-        return respond(desk.show(image))
-
     @app.get("/progress")
-    def progress() -> Any:
-        return respond(None)
+    def progress(image: PhotoName = "") -> Any:
+        return respond(desk.show(image) if image else None)
 
     @app.post("/next")
     def next_photo(body: Message) -> Any:
@@ -163,11 +160,10 @@ def make_app(desk: Desk, *, token: str, host: str, user: str, title: str, cookie
     return app
 
 
-def _refuse(request: Request, token: str, host: str, cookie: str) -> tuple[int, str]:
+def _refuse(request: Request, token: str, hosts: re.Pattern[str], cookie: str) -> tuple[int, str]:
     """Return status and reason of a request that is refused before it is read; an empty reason for others."""
-    headers = request.headers
-    asked = headers.get("host", "").lower()
-    if not is_own_name(re.sub(r":\d+$", "", asked).strip("[]"), host):
+    headers, host = request.headers, request.headers.get("host", "")
+    if not hosts.fullmatch(host):
         return 421, "This server has another name."
     sent = request.query_params.get("token", "") if request.url.path == "/" else ""
     if not secrets.compare_digest((sent or request.cookies.get(cookie, "")).encode(), token.encode()):
@@ -175,7 +171,7 @@ def _refuse(request: Request, token: str, host: str, cookie: str) -> tuple[int, 
     if request.method in ("GET", "HEAD"):
         return 200, ""
     origin = headers.get("origin", "")
-    if origin and origin.lower() != f"http://{asked}":
+    if origin and origin.lower() != f"http://{host.lower()}":
         return 403, "This request comes from another site."
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         return 415, "Requests are JSON."
@@ -186,18 +182,14 @@ def _refuse(request: Request, token: str, host: str, cookie: str) -> tuple[int, 
     return 200, ""
 
 
-def is_own_name(name: str, host: str) -> bool:
-    """Return whether a browser may name this server so, which listens on `host`.
+def host_pattern(host: str) -> re.Pattern[str]:
+    """Return what browsers may send as `Host` to a server that listens on this address.
 
-    Only a name can be another site's: an address that the browser has connected to is this machine's.
+    Only a name can be another site's: an address that a browser has connected to is this machine's.
     """
-    names = {"localhost", host.lower()}
-    if host in ALL_ADDRESSES:
-        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-    try:
-        return name in names or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
+    machine = (socket.gethostname(), socket.getfqdn()) if host in ALL_ADDRESSES else ()
+    names = "|".join(map(re.escape, ("localhost", host, *machine)))
+    return re.compile(rf"({names}|[\d.]+|\[[\da-f:.]+\])(:\d+)?", re.IGNORECASE)
 
 
 def read_token(file: Path) -> str:
@@ -222,13 +214,3 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # the address is in parentheses
         raise ParamsError(f"vlp label: {host} port {port}: {reason}; choose others with --host and --port") from None
-
-
-def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=3
-    )
-    uvicorn.Server(config).run(sockets=[listener])
