@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,8 @@ from vlp_models.common.unicode_words import split_words
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+# images [I, E] and captions [P, E] of unit length in one space; only those of one fold are comparable
+Space = tuple[Floats, Floats]
 
 FOLDS = 5
 COMPONENTS = 512  # of images and of captions
@@ -39,22 +40,7 @@ SHARPNESS = 20.0  # factor of similarities before a softmax
 MAX_WORDS = 3000  # most frequent words; their covariance has MAX_WORDS squared numbers
 CANDIDATES = 1024  # images that are compared with each other: time and memory grow with the pairs, not their square
 MIN_IMAGES = 20
-BLOCK = 8192  # rows that are converted at once
 LEVELS = (0.1, 0.15, 0.2, 0.3, 0.5)  # quantiles at which the share of mismatched pairs is estimated
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """How each caption compares with its image, and with another image.
-
-    signals_PK   higher fits better: the score, that of each further space, the likeness to the image's other captions
-    shifted_PK   the same for the caption with another image
-    better_P     row of the caption that fits the image best among those it was compared with
-    """
-
-    signals_PK: Floats
-    shifted_PK: Floats
-    better_P: Ints
 
 
 @dataclass(frozen=True)
@@ -69,13 +55,13 @@ class Mismatch:
 
     probability_P: Floats
     rank_P: Ints
-    all_P: Bools
+    all_P: NDArray[np.bool_]
     better_P: Ints
     share: float
 
 
 def find_mismatches(
-    vectors_IF: Floats, owner_P: Ints, texts: Sequence[str], *, seed: int, towers: tuple[Floats, Floats] | None = None
+    vectors_IF: Floats, owner_P: Ints, texts: Sequence[str], *, seed: int, towers: Space | None = None
 ) -> Mismatch:
     """Score all captions.
 
@@ -83,130 +69,92 @@ def find_mismatches(
         vectors_IF: of the images; may have no columns if there are towers.
         owner_P: the image of each caption; every image has one at least.
         seed: for the folds and the comparisons.
-        towers: image and text embeddings [I, E], [P, E] of unit length by a model that has both; a second space.
+        towers: image and text embeddings by a model that has both; a second space.
     """
-    images = len(vectors_IF)
     rng = np.random.default_rng(seed)
-    fold_I = rng.permutation(images) % FOLDS
+    fold_I = rng.permutation(len(vectors_IF)) % FOLDS
     texts_PD = reduce_texts(texts)
-    spaces = [embed_towers(*towers)] if towers else []
+    spaces: list[Space] = []
     if vectors_IF.shape[1]:
-        spaces.insert(0, cross_fit(reduce(compress(vectors_IF)), texts_PD, owner_P, fold_I))
-    evidence = compare(spaces, texts_PD, owner_P, fold_I, rng)
-    return judge(evidence, owner_P, images)
+        # Signed square roots: a few large features would otherwise dominate the components.
+        roots_IF = np.sign(vectors_IF) * np.sqrt(np.abs(vectors_IF))
+        spaces.append(cross_fit(reduce(roots_IF.astype(np.float32)), texts_PD, owner_P, fold_I))
+    if towers:
+        spaces.append(towers)
+    signals_PK, shifted_PK, better_P = compare(spaces, texts_PD, owner_P, fold_I, rng)
+    return judge(signals_PK, shifted_PK, better_P, owner_P)
 
 
 # ---- Vectors ------------------------------------------------------------------------------------------------------
 
 
-def compress(vectors_IF: Floats) -> NDArray[np.float32]:
-    """Return signed square roots: a few large features would otherwise dominate the components."""
-    compressed: NDArray[np.float32] = (np.sign(vectors_IF) * np.sqrt(np.abs(vectors_IF))).astype(np.float32)
-    return compressed
-
-
-def reduce_texts(texts: Sequence[str]) -> NDArray[np.float32]:
+def reduce_texts(texts: Sequence[str]) -> Floats:
     """Return the principal components of the captions' TF-IDF vectors, [P, D]."""
     words = [Counter(split_words(text.casefold())) for text in texts]
     frequency = Counter(word for counts in words for word in counts)
     # A word of a single caption correlates with nothing. Ties in alphabetical order.
     frequent = sorted((word for word, count in frequency.items() if count > 1), key=lambda w: (-frequency[w], w))
     columns = {word: number for number, word in enumerate(frequent[:MAX_WORDS])}
-    rows = [[(columns[word], count) for word, count in counts.items() if word in columns] for counts in words]
+    cells = [[(columns[word], count) for word, count in counts.items() if word in columns] for counts in words]
+    values = np.array([1 + math.log(count) for row in cells for _, count in row], np.float32)
+    indices = np.array([column for row in cells for column, _ in row], np.int32)
+    starts = np.cumsum([0, *map(len, cells)])
+    matrix_PV = scipy.sparse.csr_matrix((values, indices, starts), shape=(len(texts), len(columns)))
     weight_V = np.array([1 + math.log((1 + len(texts)) / (1 + frequency[word])) for word in columns], np.float32)
-    matrix_PV = scipy.sparse.csr_matrix(
-        (
-            np.array([1 + math.log(count) for row in rows for _, count in row], np.float32),
-            np.array([column for row in rows for column, _ in row], np.int32),
-            np.cumsum([0, *map(len, rows)]),
-        ),
-        shape=(len(texts), len(columns)),
-    ).multiply(weight_V)
+    matrix_PV = matrix_PV.multiply(weight_V)
     norm_P = np.sqrt(matrix_PV.multiply(matrix_PV).sum(1))
     return reduce(scipy.sparse.csr_matrix(matrix_PV.multiply(1 / np.maximum(norm_P, 1e-9))))
 
 
-def reduce(matrix: Floats | scipy.sparse.csr_matrix) -> NDArray[np.float32]:
+def reduce(matrix: Floats | scipy.sparse.csr_matrix) -> Floats:
     """Return the principal components of the rows, scaled to a standard deviation of 1 over all of them."""
     rows, columns = matrix.shape
     if not columns:
         return np.zeros((rows, 1), np.float32)
-    # (columns, columns) from blocks of rows: memory does not grow with the rows
-    products, total = np.zeros((columns, columns)), np.zeros(columns)
-    for block in _blocks(matrix):
-        products += block.T @ block
-        total += block.sum(0)
-    mean = total / rows
-    covariance = products / rows - np.outer(mean, mean)
+    exact = matrix.astype(np.float64)
+    products = exact.T @ exact
+    mean = np.asarray(exact.mean(0)).ravel()
+    dense = products.toarray() if scipy.sparse.issparse(products) else products
     first = max(0, columns - min(COMPONENTS, rows))
-    _, axes = scipy.linalg.eigh(covariance, subset_by_index=(first, columns - 1))
+    _, axes = scipy.linalg.eigh(dense / rows - np.outer(mean, mean), subset_by_index=(first, columns - 1))
     # Largest first. An axis has no fixed sign: its largest entry is positive.
     axes = axes[:, ::-1]
-    axes *= np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
-    components = np.concatenate([((block - mean) @ axes).astype(np.float32) for block in _blocks(matrix)])
-    return (components / max(float(components.std()), 1e-9)).astype(np.float32, copy=False)
-
-
-def _blocks(matrix: Floats | scipy.sparse.csr_matrix) -> Iterator[Floats]:
-    for start in range(0, matrix.shape[0], BLOCK):
-        block = matrix[start : start + BLOCK]
-        yield np.asarray(block if isinstance(block, np.ndarray) else block.toarray(), np.float64)
+    axes = (axes * np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])).astype(np.float32)
+    components: Floats = matrix @ axes - mean.astype(np.float32) @ axes
+    return components / max(float(components.std()), 1e-9)
 
 
 # ---- Spaces -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Space:
-    """Images [I, E] and captions [P, E] of unit length in one space; only those of one fold are comparable."""
-
-    images: NDArray[np.float32]
-    texts: NDArray[np.float32]
-
-
-def embed_towers(images_IE: Floats, texts_PE: Floats) -> Space:
-    return Space(images_IE.astype(np.float32), texts_PE.astype(np.float32))
-
-
 def cross_fit(images_ID: Floats, texts_PD: Floats, owner_P: Ints, fold_I: Ints) -> Space:
     """Map the images and captions of each fold into a space that was fitted to the pairs of the other folds."""
-    fold_P = fold_I[owner_P]
-    # Sums of each fold; the other folds' sums are the total without them.
-    sums = [_sums(images_ID, texts_PD, owner_P, fold_P == fold) for fold in range(FOLDS)]
-    images = np.zeros((len(images_ID), min(SHARED, images_ID.shape[1], texts_PD.shape[1])), np.float32)
+    fold_P, width = fold_I[owner_P], images_ID.shape[1]
+    # Counts, sums and products of each fold's pairs, as the products of rows (1, image, caption).
+    products = []
+    for fold in range(FOLDS):
+        rows = np.flatnonzero(fold_P == fold)
+        joined = np.hstack([np.ones((len(rows), 1)), images_ID[owner_P[rows]], texts_PD[rows]])
+        products.append(joined.T @ joined)
+    images = np.zeros((len(images_ID), min(SHARED, width, texts_PD.shape[1])), np.float32)
     texts = np.zeros((len(texts_PD), images.shape[1]), np.float32)
     for fold in range(FOLDS):
-        others = [sum(parts) for parts in zip(*(s for f, s in enumerate(sums) if f != fold), strict=True)]
-        image_mean, text_mean, image_map, text_map = _correlate(others, images.shape[1])
+        others = sum(products[:fold] + products[fold + 1 :])
+        others /= others[0, 0]
+        mean, covariance = others[0, 1:], others[1:, 1:] - np.outer(others[0, 1:], others[0, 1:])
+        image_map, text_map = _correlate(covariance, width, images.shape[1])
         rows_i, rows_p = fold_I == fold, fold_P == fold
-        images[rows_i] = _unit((images_ID[rows_i] - image_mean) @ image_map)
-        texts[rows_p] = _unit((texts_PD[rows_p] - text_mean) @ text_map)
-    return Space(images, texts)
+        images[rows_i] = _unit((images_ID[rows_i] - mean[:width]) @ image_map)
+        texts[rows_p] = _unit((texts_PD[rows_p] - mean[width:]) @ text_map)
+    return images, texts
 
 
-def _sums(images_ID: Floats, texts_PD: Floats, owner_P: Ints, chosen_P: Bools) -> list[Floats]:
-    """Return count, sums and products of the chosen pairs."""
-    width, height = images_ID.shape[1], texts_PD.shape[1]
-    sums: list[Floats] = [np.zeros(1), np.zeros(width), np.zeros(height)]
-    sums += [np.zeros((width, width)), np.zeros((height, height)), np.zeros((width, height))]
-    rows = np.flatnonzero(chosen_P)
-    for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK]
-        a, b = images_ID[owner_P[block]].astype(np.float64), texts_PD[block].astype(np.float64)
-        for total, part in zip(sums, (len(a), a.sum(0), b.sum(0), a.T @ a, b.T @ b, a.T @ b), strict=True):
-            total += part
-    return sums
-
-
-def _correlate(sums: Sequence[Floats], size: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the means of images and captions, and their maps into the common space, by correlation."""
-    count, a, b, aa, bb, ab = sums
-    a, b = a / count, b / count
-    whiten_a = _whiten(aa / count - np.outer(a, a))
-    whiten_b = _whiten(bb / count - np.outer(b, b))
-    left, correlation, right = np.linalg.svd(whiten_a @ (ab / count - np.outer(a, b)) @ whiten_b)
-    correlation = correlation[:size]
-    return a, b, whiten_a @ (left[:, :size] * correlation), whiten_b @ (right[:size].T * correlation)
+def _correlate(covariance: Floats, width: int, size: int) -> Space:
+    """Return the maps of images (the first `width` columns) and captions into the common space, by correlation."""
+    whiten_a, whiten_b = _whiten(covariance[:width, :width]), _whiten(covariance[width:, width:])
+    left, correlation, right = np.linalg.svd(whiten_a @ covariance[:width, width:] @ whiten_b)
+    scale = correlation[:size]
+    return whiten_a @ (left[:, :size] * scale), whiten_b @ (right[:size].T * scale)
 
 
 def _whiten(covariance: Floats) -> Floats:
@@ -227,13 +175,19 @@ def _unit(rows: Floats) -> Floats:
 
 def compare(
     spaces: Sequence[Space], texts_PD: Floats, owner_P: Ints, fold_I: Ints, rng: np.random.Generator
-) -> Evidence:
-    """Compare the captions and images of each fold, `CANDIDATES` images at a time."""
-    pairs = len(owner_P)
+) -> tuple[Floats, Floats, Ints]:
+    """Compare the captions and images of each fold, `CANDIDATES` images at a time.
+
+    Returns:
+        signals_PK: how well each caption fits its image: the score in each space, and the likeness to the image's other
+            captions, if any image has several.
+        shifted_PK: the same for the caption with another image.
+        better_P: row of the caption that fits the image best among those of other images that it was compared with.
+    """
     count_I = np.bincount(owner_P, minlength=len(fold_I))
-    signals = len(spaces) + bool((count_I > 1).any())
-    evidence = Evidence(np.zeros((pairs, signals)), np.zeros((pairs, signals)), np.zeros(pairs, np.int64))
     rows_of = np.split(np.argsort(owner_P, kind="stable"), np.cumsum(count_I)[:-1])  # image -> its captions
+    signals_PK = np.zeros((len(owner_P), len(spaces) + bool((count_I > 1).any())))
+    shifted_PK, better_P = np.zeros_like(signals_PK), np.zeros(len(owner_P), np.int64)
     for fold in range(FOLDS):
         members = rng.permutation(np.flatnonzero(fold_I == fold))
         for images in np.array_split(members, max(1, -(-len(members) // CANDIDATES))):
@@ -242,18 +196,16 @@ def compare(
             home = np.repeat(np.arange(len(images)), count_I[images])
             other = (home + 1) % len(images)
             fit = np.zeros((len(rows), len(images)))
-            for number, space in enumerate(spaces):
-                similarity = SHARPNESS * (space.texts[rows] @ space.images[images].T).astype(np.float64)
-                signal, shifted = _score(np.exp(similarity), home, other)
-                evidence.signals_PK[rows, number], evidence.shifted_PK[rows, number] = signal, shifted
+            for number, (images_IE, texts_PE) in enumerate(spaces):
+                similarity = SHARPNESS * (texts_PE[rows] @ images_IE[images].T).astype(np.float64)
+                signals_PK[rows, number], shifted_PK[rows, number] = _score(np.exp(similarity), home, other)
                 fit += similarity
-            if signals > len(spaces):
-                agreement, disagreement = _agree(_unit(texts_PD[rows]), home, other)
-                evidence.signals_PK[rows, -1], evidence.shifted_PK[rows, -1] = agreement, disagreement
+            if signals_PK.shape[1] > len(spaces):
+                signals_PK[rows, -1], shifted_PK[rows, -1] = _agree(_unit(texts_PD[rows]), home, other)
             # the caption of another image that fits the image best
             fit[np.arange(len(rows)), home] = -np.inf
-            evidence.better_P[rows] = rows[fit.argmax(0)][home]
-    return evidence
+            better_P[rows] = rows[fit.argmax(0)][home]
+    return signals_PK, shifted_PK, better_P
 
 
 def _score(weight: Floats, home: Ints, other: Ints) -> tuple[Floats, Floats]:
@@ -298,34 +250,32 @@ def _agree(unit: Floats, home: Ints, other: Ints) -> tuple[Floats, Floats]:
 # ---- Judgment -----------------------------------------------------------------------------------------------------
 
 
-def judge(evidence: Evidence, owner_P: Ints, images: int) -> Mismatch:
-    """Turn evidence into probabilities: that a caption is another image's, or that all captions of its image are."""
-    signals, shifted = evidence.signals_PK, evidence.shifted_PK
-    several_P = np.bincount(owner_P, minlength=images)[owner_P] > 1
-    fit_P, alone_P, all_P = np.zeros(len(owner_P)), np.zeros(len(owner_P)), np.zeros(len(owner_P))
+def judge(signals_PK: Floats, shifted_PK: Floats, better_P: Ints, owner_P: Ints) -> Mismatch:
+    """Return the probabilities that a caption is another image's, or that all captions of its image are."""
+    count_I = np.bincount(owner_P)
+    several_P = count_I[owner_P] > 1
+    fit_P, alone_P, all_P = np.zeros((3, len(owner_P)))
     share_alone = 0.0
     # A caption alone. With other captions of its image, their likeness is a signal, too.
     for group in (several_P, ~several_P):
         if group.any():
-            columns = ~np.isnan(signals[group]).any(0)
-            right, wrong = signals[group][:, columns], shifted[group][:, columns]
+            columns = ~np.isnan(signals_PK[group]).any(0)
+            right, wrong = signals_PK[group][:, columns], shifted_PK[group][:, columns]
             weights = _separate(right, wrong)
             fit_P[group] = right @ weights
             alone_P[group], share = estimate_probability(fit_P[group], wrong @ weights)
             share_alone += share * group.mean()
     # All captions of an image: the mean of their scores.
     if several_P.any():
-        counts = np.bincount(owner_P, minlength=images)
-        means = [np.bincount(owner_P, values[:, 0], images) / counts for values in (signals, shifted)]
-        probability_I, share = estimate_probability(*means)
+        score_I, shifted_I = (np.bincount(owner_P, values[:, 0]) / count_I for values in (signals_PK, shifted_PK))
+        probability_I, share = estimate_probability(score_I, shifted_I)
         all_P = np.where(several_P, probability_I[owner_P], 0.0)
-        fit_P = np.where(several_P, fit_P / fit_P[several_P].std() + means[0][owner_P] / means[0].std(), fit_P)
+        fit_P = np.where(several_P, fit_P / fit_P[several_P].std() + score_I[owner_P] / score_I.std(), fit_P)
         share_alone = max(share_alone, share)
     probability_P = 1 - (1 - alone_P) * (1 - all_P)
-    # The most probable first; equal ones by their fit.
-    rank_P = np.empty(len(owner_P), np.int64)
-    rank_P[np.lexsort((np.arange(len(owner_P)), fit_P, -probability_P))] = np.arange(len(owner_P))
-    return Mismatch(probability_P, rank_P, all_P > alone_P, evidence.better_P, share_alone)
+    # The most probable first; equal ones by their fit. The inverse of this order has the ranks.
+    rank_P = np.argsort(np.lexsort((fit_P, -probability_P)))
+    return Mismatch(probability_P, rank_P, all_P > alone_P, better_P, share_alone)
 
 
 def _separate(right: Floats, wrong: Floats) -> Floats:
