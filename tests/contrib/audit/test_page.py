@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from email.message import Message
 from io import BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -25,14 +26,14 @@ class Site(NamedTuple):
     port: int
     token: str
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, Message]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), sent)
         response = connection.getresponse()
         content = response.read()
         connection.close()
-        return response.status, content, dict(response.getheaders())
+        return response.status, content, response.headers
 
     def decide(self, caption_id: str, decision: str, **headers: str) -> int:
         body = {"caption_id": caption_id, "decision": decision}
@@ -46,7 +47,7 @@ def site(copied: Callable[[], Audited]) -> Iterator[Site]:
     rows = project.rows()
     rows[0]["text"] = "<script>alert(1)</script> a ball"
     report.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    with serving(project.workspace, host="127.0.0.1", port=0) as (address, _):
+    with serving(project.workspace, host="127.0.0.1", port=0) as address:
         url = urlsplit(address)
         assert url.port
         yield Site(project, url.port, url.query.removeprefix("token="))
@@ -70,7 +71,7 @@ def test_pairs_have_thumbnails_and_reasons_and_decisions_are_saved_at_once(site:
     assert read_decisions(file) == {row["caption_id"]: "accept"}
     assert 'class="chosen"' in site.ask("GET", f"/?token={site.token}")[1].decode()
     # another server continues with the decisions
-    with serving(site.project.workspace, host="127.0.0.1", port=0) as (address, _):
+    with serving(site.project.workspace, host="127.0.0.1", port=0) as address:
         url = urlsplit(address)
         again = Site(site.project, url.port or 0, url.query.removeprefix("token="))
         assert 'class="chosen"' in again.ask("GET", f"/?token={again.token}")[1].decode()

@@ -17,11 +17,12 @@ from vlp_models.curation.validation.text import caption_key
 
 @dataclass(frozen=True)
 class Finding:
-    """score: 0 to 1, higher is more suspicious."""
+    """score: 0 to 1, higher is more suspicious; better: a caption that fits the image better."""
 
     kind: Kind
     score: float
     reason: str
+    better: str = ""
 
 
 # ---- Empty --------------------------------------------------------------------------------------------------------
@@ -104,42 +105,50 @@ def find_language(texts: Sequence[str], languages: Sequence[str]) -> list[Findin
 
 def _find_outliers(texts: Sequence[str], name: str) -> Iterator[Finding | None]:
     scripts = [_script(text) for text in texts]
-    usual = Counter(script for script in scripts if script).most_common(1)
-    grams = [_grams(text) for text in texts]
-    totals = Counter(gram for counts in grams for gram in counts.elements())
-    contexts = Counter(gram for counts in grams for gram in {g[:-1] for g in counts})
-    # mean log-probability of a letter after the two before it, by the other captions
-    before: Counter[str] = Counter()
-    for gram, count in totals.items():
-        before[gram[:-1]] += count
-    letters = max(2, len({gram[-1] for gram in totals}))
-    likelihoods = []
-    for counts in grams:
-        own_before: Counter[str] = Counter()
-        for gram, count in counts.items():
-            own_before[gram[:-1]] += count
-        total = sum(
-            count
-            * math.log(
-                (totals[gram] - count + SMOOTHING) / (before[gram[:-1]] - own_before[gram[:-1]] + SMOOTHING * letters)
-            )
-            for gram, count in counts.items()
-        )
-        # After an unseen context every letter is equally likely; the context itself counts as unlikely.
-        unseen = sum(count for gram, count in counts.items() if contexts[gram[:-1]] < 2)
-        likelihoods.append((total - unseen) / max(1, counts.total()))
-    middle = statistics.median(likelihoods)
-    # The spread of a short caption is larger: it is scaled by the root of its length.
-    lengths = [math.sqrt(max(1, counts.total())) for counts in grams]
-    deviations = [(value - middle) * length for value, length in zip(likelihoods, lengths, strict=True)]
-    spread = 1.4826 * statistics.median(map(abs, deviations)) or 1.0
-    for script, deviation in zip(scripts, deviations, strict=True):
-        if script and usual and script != usual[0][0] and usual[0][1] > len(texts) / 2:
-            yield Finding("language", 0.99, f"in {script.title()} script, {name} are in {usual[0][0].title()}")
-        elif (distance := -deviation / spread) > UNLIKELY:
+    usual, count = Counter(filter(None, scripts)).most_common(1)[0] if any(scripts) else ("", 0)
+    distances = _find_distances(texts)
+    for script, distance in zip(scripts, distances, strict=True):
+        if script and script != usual and count > len(texts) / 2:
+            yield Finding("language", 0.99, f"in {script.title()} script, {name} are in {usual.title()}")
+        elif distance > UNLIKELY:
             yield Finding("language", 1 - UNLIKELY / (2 * distance), f"its letters are unlike those of {name}")
         else:
             yield None
+
+
+def _find_distances(texts: Sequence[str]) -> list[float]:
+    """Return how unlikely each caption's letters are by the other captions, in robust standard deviations."""
+    grams = [_grams(text) for text in texts]
+    totals: Counter[str] = Counter()
+    for counts in grams:
+        totals.update(counts)
+    before, letters = _starts(totals), max(2, len({gram[-1] for gram in totals}))
+    likelihoods, lengths = [], []
+    for counts in grams:
+        own_before, total = _starts(counts), 0.0
+        for gram, count in counts.items():
+            # the probability of a letter after the two before it, by the other captions
+            others = before[gram[:-1]] - own_before[gram[:-1]]
+            total += count * math.log((totals[gram] - count + SMOOTHING) / (others + SMOOTHING * letters))
+            # After an unseen context every letter is equally likely; the context itself counts as unlikely.
+            if not others:
+                total -= count
+        length = max(1, counts.total())
+        likelihoods.append(total / length)
+        lengths.append(math.sqrt(length))
+    middle = statistics.median(likelihoods)
+    # The spread of a short caption is larger: it is scaled by the root of its length.
+    deviations = [(value - middle) * length for value, length in zip(likelihoods, lengths, strict=True)]
+    spread = 1.4826 * statistics.median(map(abs, deviations)) or 1.0
+    return [-deviation / spread for deviation in deviations]
+
+
+def _starts(counts: Counter[str]) -> Counter[str]:
+    """Return how often the letters before the last one of n-grams occur."""
+    starts: Counter[str] = Counter()
+    for gram, count in counts.items():
+        starts[gram[:-1]] += count
+    return starts
 
 
 def _script(text: str) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections import Counter
 from contextlib import suppress
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -34,9 +38,8 @@ def audit(
 
     Example: `vlp audit pairs --html`, then `vlp run`: `validate` quarantines what was removed.
     """
-    from vlp_models.common.device import pick_device
     from vlp_models.common.workspace import Workspace
-    from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, read_decisions, read_report
+    from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, read_decisions, read_lines
     from vlp_models.errors import DataError, ParamsError
     from vlp_models.params import load_params
     from vlp_models.params.schema import suggestion
@@ -45,7 +48,10 @@ def audit(
     if dataset and dataset not in params.data:
         raise ParamsError(f"vlp audit: no dataset {dataset} in params.yaml{suggestion(dataset, params.data)}")
     report = workspace.root / REPORT
+    if page_only and not report.exists():
+        raise DataError(f"{report}: not found; run `vlp audit` first")
     if not page_only:
+        from vlp_models.common.device import pick_device
         from vlp_models.contrib.audit.audit import audit as run
         from vlp_models.contrib.audit.vectors import resolve_tower
 
@@ -64,26 +70,20 @@ def audit(
         for kind, label in LABELS.items():
             if kind in summary.counts:
                 print(f"  {summary.counts[kind]:,} {label}")
-    elif not report.exists():
-        raise DataError(f"{report}: not found; run `vlp audit` first")
-    decided = read_decisions(workspace.root / DECISIONS)
-    for row in read_report(report):
-        if row["rank"] > top or page_only:
-            break
-        reasons = "; ".join(finding["reason"] for finding in row["findings"])
-        print(f"{row['rank']:>4}  {row['score']:.3f}  {row['image_id']}: {row['text']!r:.100}  ({reasons})")
-        if row["better"]:
-            print(f"{'':13}fits better: {row['better']!r:.100}")
-    if decided:
-        removed = sum(value == "remove" for value in decided.values())
-        print(f"{DECISIONS}: {removed:,} removed, {len(decided) - removed:,} accepted")
+        for row in islice(read_lines(report), top):
+            reasons = "; ".join(finding["reason"] for finding in row["findings"])
+            print(f"{row['rank']:>4}  {row['score']:.3f}  {row['image_id']}: {row['text']!r:.100}  ({reasons})")
+            if row["better"]:
+                print(f"{'':13}fits better: {row['better']!r:.100}")
+    if decided := Counter(read_decisions(workspace.root / DECISIONS).values()):
+        print(f"{DECISIONS}: {decided['remove']:,} removed, {decided['accept']:,} accepted")
     if html or page_only:
         from vlp_models.contrib.audit.page import serving
 
-        with serving(workspace, host=host, port=port) as (address, wait):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with serving(workspace, host=host, port=port) as address, suppress(KeyboardInterrupt):
             print(f"the page is at {address}\npress Ctrl-C to stop", flush=True)
-            with suppress(KeyboardInterrupt):
-                wait()
+            threading.Event().wait()
 
 
 COMMANDS = {"New data": {"audit": audit}}

@@ -36,7 +36,7 @@ def read_flagged(params: ValidateParams, root: Path) -> dict[str, str]:
     flagged = {name: "removed on the page of `vlp audit`" for name, value in decided.items() if value == "remove"}
     if settings.above is None:
         return flagged
-    for row in read_report(root / REPORT):
+    for row in read_lines(root / REPORT):
         # A threshold must not change what models are evaluated on; an accepted pair stays.
         if row["split"] != "train" or row["caption_id"] in decided:
             continue
@@ -51,10 +51,10 @@ def read_decisions(file: Path) -> dict[str, Decision]:
     """Return caption id -> the last decision.
 
     Raises:
-        DataError: a line is damaged. The last line may be cut off, where the machine stopped while it was written.
+        DataError: a line is damaged.
     """
     decisions: dict[str, Decision] = {}
-    for row in _read_lines(file):
+    for row in read_lines(file):
         if row["decision"] not in ("accept", "remove"):
             raise DataError(f"{file}: {row['decision']!r} is not a decision: accept or remove; restore it from git")
         decisions[str(row["caption_id"])] = row["decision"]
@@ -67,36 +67,28 @@ def append_decision(file: Path, caption_id: str, decision: Decision, text: str) 
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as opened:
         # A line that was cut off must not swallow this one.
-        end = opened.seek(0, os.SEEK_END)
-        if end:
-            opened.seek(end - 1)
-            line = line if opened.read(1) == b"\n" else f"\n{line}"
+        if opened.tell() and os.pread(opened.fileno(), 1, opened.tell() - 1) != b"\n":
+            line = f"\n{line}"
         opened.write(f"{line}\n".encode())
         opened.flush()
         os.fsync(opened.fileno())
 
 
-def read_report(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the report, most suspicious first; none without a report."""
-    for row in _read_lines(file):
-        if not all(isinstance(row.get(name), str) for name in ("split", "path", "text", "image_id")):
-            raise DataError(f"{file}: not a report of `vlp audit`; run it again")
-        yield row
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the report, most suspicious first, or of the decisions; none without the file.
 
-
-def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    if not file.exists():
-        return
-    lines = file.read_bytes().split(b"\n")
+    Raises:
+        DataError: a line is damaged, other than a last one without an end.
+    """
+    content = file.read_bytes() if file.exists() else b""
+    lines = content.splitlines()
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             row = json.loads(line)
             row["caption_id"]  # a KeyError, or a TypeError if it is not an object
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            # the last line, without its end
-            if number == len(lines):
+            # cut off: the machine stopped while it was written
+            if number == len(lines) and not content.endswith(b"\n"):
                 return
             raise DataError(f"{file}:{number}: damaged ({first_line(error)}); restore or delete the line") from None
         yield row

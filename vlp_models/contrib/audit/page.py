@@ -11,28 +11,29 @@ A decision changes what models are trained on, so the page is not for everyone w
 from __future__ import annotations
 
 import io
-import ipaddress
-import json
+import re
 import secrets
-import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel
 
 from vlp_models.common.pages import page_environment
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, append_decision, read_decisions, read_report
+from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, Decision, append_decision, read_decisions, read_lines
 from vlp_models.data.images import ImageError
-from vlp_models.errors import ParamsError, Terminated
+from vlp_models.errors import ParamsError, explain_system_error
 from vlp_models.serving.images import MAX_BYTES, decode_checked
 
 ROWS = 50  # pairs on a page
 THUMBNAIL = 260  # pixels of the longer side
 MAX_BODY = 16 * 1024
-SECONDS = 30  # that a connection may be silent
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -42,29 +43,32 @@ HEADERS = {
 }
 
 
+class Decided(BaseModel):
+    caption_id: str
+    decision: Decision
+
+
 class Desk:
     """The report, and the decisions on it. Safe for several threads."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.rows = list(read_report(workspace.root / REPORT))
-        self._by_caption = {row["caption_id"]: row for row in self.rows}
+        self.rows = list(read_lines(workspace.root / REPORT))
+        self._texts = {row["caption_id"]: row["text"] for row in self.rows}
         self._paths = {row["image_id"]: workspace.root / row["path"] for row in self.rows}
         self._file = workspace.root / DECISIONS
         self._lock = threading.Lock()
         self.decisions = read_decisions(self._file)
 
-    def decide(self, caption_id: str, decision: str) -> None:
+    def decide(self, decided: Decided) -> None:
         """Write a decision to disk.
 
         Raises:
-            ValueError: no caption of the report, or no decision.
+            KeyError: no caption of the report.
         """
-        row = self._by_caption.get(caption_id)
-        if row is None or decision not in ("accept", "remove"):
-            raise ValueError("expected a caption of the report, and accept or remove")
+        text = self._texts[decided.caption_id]
         with self._lock:
-            append_decision(self._file, caption_id, decision, row["text"])  # type: ignore[arg-type]
-            self.decisions[caption_id] = decision  # type: ignore[assignment]
+            append_decision(self._file, decided.caption_id, decided.decision, text)
+            self.decisions = {**self.decisions, decided.caption_id: decided.decision}
 
     def thumbnail(self, image_id: str) -> bytes | None:
         """Return a JPEG of an image of the report; None if it is not one, or cannot be read."""
@@ -81,158 +85,105 @@ class Desk:
         return output.getvalue()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+def make_app(desk: Desk, token: str, host: str) -> FastAPI:
+    """Return the application. host: the address that the server listens on."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    template = page_environment("vlp_models.contrib.audit").get_template("page.html.j2")
+    kinds = sorted({finding["kind"] for row in desk.rows for finding in row["findings"]})
 
-    def __init__(self, address: tuple[str, int], desk: Desk) -> None:
-        super().__init__(address, _Handler)
-        self.desk = desk
-        self.token = secrets.token_urlsafe(24)
-        self.template = page_environment("vlp_models.contrib.audit").get_template("page.html.j2")
+    @app.middleware("http")
+    async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        status, problem = _refuse(request, token, host)
+        response = JSONResponse({"problem": problem}, status) if problem else await call(request)
+        response.headers.update(HEADERS)
+        return response
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = SECONDS
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        if not self._admit():
-            return
-        url = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        if url.path == "/":
-            self._send(200, self._page(query), "text/html; charset=utf-8")
-        elif url.path == "/image":
-            content = self.server.desk.thumbnail(query.get("id", ""))
-            self._send(200 if content else 404, content or b"", "image/jpeg")
-        else:
-            self._send(404, b"", "text/plain")
-
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            self.close_connection = True  # the body is not read
-            self._refuse(413, f"a decision has at most {MAX_BODY:,} bytes")
-            return
-        body = self.rfile.read(int(length))
-        if not self._admit():
-            return
-        origin = self.headers.get("Origin")
-        if origin is not None and origin != f"http://{self.headers.get('Host')}":
-            self._refuse(403, "a decision comes from this page")
-        elif self.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-            self._refuse(415, "a decision is JSON")
-        else:
-            self._decide(body)
-
-    def _decide(self, body: bytes) -> None:
-        try:
-            value = json.loads(body)
-            self.server.desk.decide(str(value["caption_id"]), str(value["decision"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._refuse(422, f"not a decision: {error}")
-        except OSError as error:
-            self._refuse(500, f"not saved: {error.strerror}")
-        else:
-            self._send(200, b"{}", "application/json")
-
-    def _admit(self) -> bool:
-        """Check name and token; send the refusal otherwise."""
-        host, _, port = self.headers.get("Host", "").rpartition(":")
-        names = {"localhost", "127.0.0.1", "[::1]", str(self.server.server_address[0])}
-        if port != str(self.server.server_address[1]) or not (host in names or self._is_address(host)):
-            self._refuse(421, "this server has another name")
-            return False
-        query = parse_qs(urlsplit(self.path).query)
-        token = query.get("token", [""])[-1] or self.headers.get("X-Token", "")
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            self._refuse(403, "open the address that `vlp audit` prints: it has a token")
-            return False
-        return True
-
-    def _is_address(self, host: str) -> bool:
-        """Whether a server of all addresses was asked for by one of them: only a name may be another site's."""
-        try:
-            ipaddress.ip_address(host.strip("[]"))
-        except ValueError:
-            return False
-        return self.server.server_address[0] in ("0.0.0.0", "::")
-
-    def _page(self, query: dict[str, str]) -> bytes:
-        desk = self.server.desk
-        kinds = sorted({finding["kind"] for row in desk.rows for finding in row["findings"]})
-        kind = query.get("kind", "")
+    @app.get("/")
+    def page(kind: str = "", page: str = "1") -> Response:
         rows = [row for row in desk.rows if not kind or any(f["kind"] == kind for f in row["findings"])]
         pages = max(1, -(-len(rows) // ROWS))
-        text = query.get("page", "1")
-        number = min(max(int(text), 1), pages) if text.isdecimal() and len(text) < 9 else 1
+        number = min(max(int(page), 1), pages) if page.isdecimal() else 1
         nonce = secrets.token_urlsafe(16)
-        self._policy = (
-            f"default-src 'none'; img-src 'self'; connect-src 'self'; style-src 'nonce-{nonce}'; "
-            f"script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        return self.server.template.render(
+        html = template.render(
             rows=rows[(number - 1) * ROWS : number * ROWS],
-            decisions=dict(desk.decisions),
-            counts={value: list(desk.decisions.values()).count(value) for value in ("accept", "remove")},
+            decisions=desk.decisions,
+            counts=Counter(desk.decisions.values()),
             total=len(rows),
             kinds=kinds,
             kind=kind,
             number=number,
             pages=pages,
-            token=self.server.token,
+            token=token,
             nonce=nonce,
-        ).encode()
+        )
+        policy = (
+            f"default-src 'none'; img-src 'self'; connect-src 'self'; style-src 'nonce-{nonce}'; "
+            f"script-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
-    def _refuse(self, status: int, problem: str) -> None:
-        self._send(status, json.dumps({"problem": problem}).encode(), "application/json")
+    @app.get("/image")
+    def image(id: str = "") -> Response:
+        content = desk.thumbnail(id)
+        return Response(content, 200 if content else 404, media_type="image/jpeg")
 
-    def _send(self, status: int, content: bytes, kind: str) -> None:
-        self.send_response(status)
-        headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}
-        if kind.startswith("text/html"):
-            headers["Content-Security-Policy"] = self._policy
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+    @app.post("/decide")
+    async def decide(request: Request) -> Response:
+        try:
+            desk.decide(Decided.model_validate_json(await request.body()))
+        except (ValueError, KeyError):
+            return JSONResponse({"problem": "expected a caption of the report, and accept or remove"}, 422)
+        except OSError as error:
+            return JSONResponse({"problem": explain_system_error(error)}, 500)
+        return JSONResponse({})
 
-    def version_string(self) -> str:
-        return "vlp"
+    return app
 
-    def log_message(self, *_: Any) -> None:
-        """Log nothing: an address has the token."""
+
+def _refuse(request: Request, token: str, host: str) -> tuple[int, str]:
+    """Return status and reason of a request that is refused before it is read; an empty reason for others."""
+    headers, sent_host = request.headers, request.headers.get("host", "")
+    # Only a name can be another site's: an address that a browser has connected to is this machine's.
+    if not re.fullmatch(rf"(localhost|{re.escape(host)}|[\d.]+|\[[\da-f:.]+\])(:\d+)?", sent_host, re.IGNORECASE):
+        return 421, "this server has another name"
+    sent = request.query_params.get("token") or headers.get("x-token", "")
+    if not secrets.compare_digest(sent.encode(), token.encode()):
+        return 403, "open the address that `vlp audit` prints: it has a token"
+    if request.method in ("GET", "HEAD"):
+        return 200, ""
+    if headers.get("origin", f"http://{sent_host}") != f"http://{sent_host}":
+        return 403, "a decision comes from this page"
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return 415, "a decision is JSON"
+    length = headers.get("content-length", "")
+    # Without a length, the body could be of any.
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        return 413, f"a decision has at most {MAX_BODY:,} bytes"
+    return 200, ""
 
 
 @contextmanager
-def serving(workspace: Workspace, *, host: str, port: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Serve the page while the block runs; yield its address, and a function that waits for SIGINT or SIGTERM.
+def serving(workspace: Workspace, *, host: str, port: int) -> Iterator[str]:
+    """Serve the page while the block runs; yield its address.
 
     Raises:
         ParamsError: the port is in use, or the host is not an address of this machine.
         DataError: the report or the decisions are damaged.
     """
-    desk = Desk(workspace)
+    token = secrets.token_urlsafe(24)
+    app = make_app(Desk(workspace), token, host)
     try:
-        server = _Server((host, port), desk)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise ParamsError(
-            f"vlp audit: {host} port {port}: {error.strerror}; choose others with --host and --port"
-        ) from None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+        reason = str(error.strerror).partition(" (")[0]  # the address is in parentheses
+        raise ParamsError(f"vlp audit: {host} port {port}: {reason}; choose others with --host and --port") from None
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-
-    def wait() -> None:
-        signal.signal(signal.SIGTERM, _terminate)
-        threading.Event().wait()
-
     try:
-        yield f"http://{host}:{server.server_address[1]}/?token={server.token}", wait
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{listener.getsockname()[1]}/?token={token}"
     finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _terminate(received: int, frame: Any) -> None:
-    raise Terminated()
+        server.should_exit = True
+        thread.join()

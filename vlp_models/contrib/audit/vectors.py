@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +18,20 @@ from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import SPLITS
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, ParamsError
-from vlp_models.models.checkpoint import build_from_config, load_checkpoint_weights, read_config, read_weights
+from vlp_models.models.checkpoint import build_from_config, load_checkpoint_weights, part_of, read_config, read_weights
 from vlp_models.models.protocols import Embeds
 from vlp_models.params import Params, split_start
 from vlp_models.params.schema import suggestion
 from vlp_models.pipeline.prepared_data import stage_of
-from vlp_models.tasks.base import implements, load_task_model
+from vlp_models.tasks.base import implements
 
 AT_ONCE = 32  # images, or captions, per forward pass
 LONGEST = 64  # tokens of a caption, for a model without a limit
 Vectors = NDArray[np.float32]
+
+
+def has_features(workspace: Workspace) -> bool:
+    return (workspace.features / "manifest.json").exists()
 
 
 def mean_features(workspace: Workspace, image_ids: Sequence[str]) -> Vectors:
@@ -37,7 +40,7 @@ def mean_features(workspace: Workspace, image_ids: Sequence[str]) -> Vectors:
     Raises:
         DataError: there are no features.
     """
-    if not (workspace.features / "manifest.json").exists():
+    if not has_features(workspace):
         raise DataError(
             f"{workspace.features}: not found, so images have no vectors; run `dvc repro features`, or, if no model "
             "reads regions, give a model with two towers: --tower finetune/RUN"
@@ -62,9 +65,8 @@ def resolve_tower(name: str, params: Params) -> str:
     if not kind:
         kind, run = "initial", name
     of_kinds: dict[str, Any] = {"initial": params.models, "pretrain": params.pretrain, "finetune": params.finetune}
-    names = list(of_kinds[kind])
-    if run not in names:
-        raise ParamsError(f"vlp audit: --tower {name}: not in params.yaml{suggestion(run, names)}")
+    if run not in of_kinds[kind]:
+        raise ParamsError(f"vlp audit: --tower {name}: not in params.yaml{suggestion(run, of_kinds[kind])}")
     return f"{kind}/{run}"
 
 
@@ -79,51 +81,41 @@ def embed(workspace: Workspace, checkpoint: str, pairs: Pairs, device: str = "cp
     """
     directory = require_output(workspace.checkpoint(checkpoint), stage_of(checkpoint))
     shards = require_output(workspace.shards, "shards")
-    model, tokenizer, reader, detector_id = _open(directory, device)
-    row_of = {image_id: row for row, image_id in enumerate(pairs.image_ids)}
-    images: Vectors | None = None
-    with progress_bar("audit: embedding", len(row_of) + len(pairs.texts), "images and captions") as bar:
-        for split in [split for split in SPLITS if split in pairs.splits]:
-            dataset = ShardDataset(shards, split, "images", **reader.flags)
-            if detector_id and detector_id != dataset.manifest.detector_id:
-                raise CheckpointError(f"{directory}: made from other region features than {shards}; run `vlp run`")
-            # positions in the shards of the images that are audited
-            chosen = [(at, row_of[name]) for at, name in enumerate(dataset.image_ids()) if name in row_of]
-            for start in range(0, len(chosen), AT_ONCE):
-                block = chosen[start : start + AT_ONCE]
-                batch = reader.collate(dataset.__getitems__([at for at, _ in block])).to(device)
-                vectors = model.embed_image(batch.image).float().cpu().numpy()
-                if images is None:
-                    images = np.full((len(row_of), vectors.shape[1]), np.nan, np.float32)
-                images[[row for _, row in block]] = vectors
-                bar.advance(by=len(block))
-        if images is None:
-            raise DataError(f"{shards}: no image of the audited datasets; run `dvc repro shards`")
-        texts = np.zeros((len(pairs.texts), images.shape[1]), np.float32)
-        for start in range(0, len(texts), AT_ONCE):
-            tokens = tokenizer.encode_batch(pairs.texts[start : start + AT_ONCE], reader.max_text_len).to(device)
-            texts[start : start + AT_ONCE] = model.embed_text(tokens).float().cpu().numpy()
-            bar.advance(by=min(AT_ONCE, len(texts) - start))
-    return images, texts
-
-
-def _open(directory: Path, device: str) -> tuple[Embeds, Tokenizer, InputReader, str]:
-    """Load a model of any family, with or without a task; return also the id of the region features that it reads."""
-    info = read_config(directory)
-    if info.task:
-        task_model = load_task_model(directory, device)
-        model: Any = task_model.model
-        tokenizer = task_model.tokenizer
-    else:
-        tokenizer = Tokenizer.load(directory)
-        model = build_from_config(info, tokenizer, directory)
-        load_checkpoint_weights(model, read_weights(directory), directory)
-        model = model.to(device).eval()
+    info, tokenizer = read_config(directory), Tokenizer.load(directory)
+    model: Any = build_from_config(info, tokenizer, directory)
     if not implements(model, Embeds):
         raise CheckpointError(
             f"{directory}: the model `{info.name}` ({info.family}) does not embed images and texts separately; "
             "--tower needs one that does, such as a run of the task retrieval by tden or vlmo"
         )
+    weights = read_weights(directory)
+    load_checkpoint_weights(model, part_of(weights, "model") if info.task else weights, directory)
+    model.to(device).eval()
     length = info.max_text_len or LONGEST
     reader = InputReader(model.inputs, tokenizer, max_text_len=length, max_regions=info.max_regions)
-    return cast(Embeds, model), tokenizer, reader, info.detector_id
+    row_of = {image_id: row for row, image_id in enumerate(pairs.image_ids)}
+    rows: list[int] = []
+    blocks: list[Vectors] = []
+    with progress_bar("audit: embedding", len(row_of) + len(pairs.texts), "images and captions") as bar:
+        for split in [split for split in SPLITS if split in pairs.splits]:
+            dataset = ShardDataset(shards, split, "images", **reader.flags)
+            if info.detector_id and info.detector_id != dataset.manifest.detector_id:
+                raise CheckpointError(f"{directory}: made from other region features than {shards}; run `vlp run`")
+            # positions in the shards of the images that are audited
+            audited = [(at, row_of[name]) for at, name in enumerate(dataset.image_ids()) if name in row_of]
+            for start in range(0, len(audited), AT_ONCE):
+                positions, block_rows = zip(*audited[start : start + AT_ONCE], strict=True)
+                batch = reader.collate(dataset.__getitems__(list(positions))).to(device)
+                blocks.append(model.embed_image(batch.image).float().cpu().numpy())
+                rows += block_rows
+                bar.advance(by=len(block_rows))
+        if not blocks:
+            raise DataError(f"{shards}: no image of the audited datasets; run `dvc repro shards`")
+        images = np.full((len(row_of), blocks[0].shape[1]), np.nan, np.float32)
+        images[rows] = np.concatenate(blocks)
+        texts = np.zeros((len(pairs.texts), images.shape[1]), np.float32)
+        for start in range(0, len(texts), AT_ONCE):
+            tokens = tokenizer.encode_batch(pairs.texts[start : start + AT_ONCE], length).to(device)
+            texts[start : start + AT_ONCE] = model.embed_text(tokens).float().cpu().numpy()
+            bar.advance(by=min(AT_ONCE, len(texts) - start))
+    return images, texts
