@@ -51,9 +51,8 @@ from scipy import stats
 from vlp_models.common.io import read_json, read_json_or_none, write_json
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.label.drafts import SimilarDrafts
-from vlp_models.contrib.label.features import FeatureCache, FloatArray
 from vlp_models.contrib.label.queue import Order, PhotoQueue
+from vlp_models.contrib.label.similar import FeatureCache, FloatArray, SimilarDrafts
 from vlp_models.params import TimmParams, load_params, to_plain
 
 SIZES, SEEDS = (50, 200, 1000, 3000), (1, 2, 3, 4, 5)

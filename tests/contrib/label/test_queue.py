@@ -7,10 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from vlp_models.contrib.label.drafts import SimilarDrafts
-from vlp_models.contrib.label.features import FloatArray
 from vlp_models.contrib.label.gain import MIN_LABELS, VersionScores, describe_gain, fit_labels, fit_versions
 from vlp_models.contrib.label.queue import AHEAD, PhotoQueue
+from vlp_models.contrib.label.similar import FloatArray, SimilarDrafts
 
 GROUPS = 6
 

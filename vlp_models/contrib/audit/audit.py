@@ -138,13 +138,13 @@ def _find_near_duplicates(
             for image_id, copy_of in find_near_duplicates(file, rules, workers=cpu_count(MAX_PROCESSES)):
                 if {image_id, copy_of} <= train:
                     clusters.join(image_id, copy_of)
-    findings: list[Finding | None] = []
-    for owner in pairs.owner_P:
-        name = pairs.image_ids[owner]
-        first = clusters.first(name)
-        is_copy = first != name
-        findings.append(Finding("near_duplicate", 0.5, f"the image is a copy of {first}") if is_copy else None)
-    return findings
+    firsts = [clusters.first(name) for name in pairs.image_ids]
+    return [
+        Finding("near_duplicate", 0.5, f"the image is a copy of {firsts[owner]}")
+        if firsts[owner] != pairs.image_ids[owner]
+        else None
+        for owner in pairs.owner_P
+    ]
 
 
 def _rank(pairs: Pairs, columns: Sequence[Sequence[Finding | None]]) -> list[dict[str, Any]]:

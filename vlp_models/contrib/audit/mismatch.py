@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -111,7 +112,7 @@ def reduce(matrix: Floats | scipy.sparse.csr_matrix) -> Floats:
     rows, columns = matrix.shape
     if not columns:
         return np.zeros((rows, 1), np.float32)
-    exact = matrix.astype(np.float64)
+    exact: Any = matrix.astype(np.float64)
     products = exact.T @ exact
     mean = np.asarray(exact.mean(0)).ravel()
     dense = products.toarray() if scipy.sparse.issparse(products) else products
@@ -139,7 +140,7 @@ def cross_fit(images_ID: Floats, texts_PD: Floats, owner_P: Ints, fold_I: Ints) 
     images = np.zeros((len(images_ID), min(SHARED, width, texts_PD.shape[1])), np.float32)
     texts = np.zeros((len(texts_PD), images.shape[1]), np.float32)
     for fold in range(FOLDS):
-        others = sum(products[:fold] + products[fold + 1 :])
+        others = np.sum(products[:fold] + products[fold + 1 :], axis=0)
         others /= others[0, 0]
         mean, covariance = others[0, 1:], others[1:, 1:] - np.outer(others[0, 1:], others[0, 1:])
         image_map, text_map = _correlate(covariance, width, images.shape[1])

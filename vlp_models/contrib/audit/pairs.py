@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.curation.validation.rules import FLAGGED
-from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, UNKNOWN, read_batches, stream_table
+from vlp_models.data.tables import BATCH_ROWS, LANGUAGES, UNKNOWN, read_batches, read_table
 from vlp_models.errors import DataError
 
 
@@ -43,14 +43,11 @@ def read_pairs(workspace: Workspace, datasets: Sequence[str]) -> Pairs:
         DataError: they are not prepared or validated, or have no captions.
     """
     validated = require_output(workspace.validated, "validate")
-    images: dict[str, tuple[str, str]] = {}
-    for table in stream_table("images", validated, ["image_id", "path", "split", "source"]):
-        images |= {r["image_id"]: (r["path"], r["split"]) for r in table.to_pylist() if r["source"] in datasets}
+    rows = read_table("images", validated, ["image_id", "path", "split", "source"]).to_pylist()
+    images = {row["image_id"]: (row["path"], row["split"]) for row in rows if row["source"] in datasets}
     # captions that other rules refuse
-    refused: set[str] = set()
-    for table in stream_table("quarantine", validated, ["table", "row_id", "rule"]):
-        rows = table.to_pylist()
-        refused |= {r["row_id"] for r in rows if r["table"] == "captions" and r["rule"] != FLAGGED.name}
+    rows = read_table("quarantine", validated, ["table", "row_id", "rule"]).to_pylist()
+    refused = {row["row_id"] for row in rows if row["table"] == "captions" and row["rule"] != FLAGGED.name}
     number: dict[str, int] = {}
     captions: dict[str, tuple[int, str]] = {}
     languages: dict[str, str] = {}

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.label.desk import Desk
-from vlp_models.contrib.label.drafts import Draft
-from vlp_models.contrib.label.features import FeatureCache, FloatArray, open_similarity
 from vlp_models.contrib.label.gain import VersionScores, describe_gain
+from vlp_models.contrib.label.similar import Draft, FeatureCache, FloatArray, open_similarity
 from vlp_models.errors import VLPError
 from vlp_models.params import Params
 

@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.label.drafts import Draft, SimilarDrafts
-from vlp_models.contrib.label.features import FloatArray
 from vlp_models.contrib.label.listing import Label, LabelError, Listing
 from vlp_models.contrib.label.photos import Photos
 from vlp_models.contrib.label.queue import Order, PhotoQueue
+from vlp_models.contrib.label.similar import Draft, FloatArray, SimilarDrafts
 from vlp_models.data.formats import source_params
 from vlp_models.data.formats.base import printable
 from vlp_models.data.formats.pairs import PairsParams

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlp_models.contrib.label.features import FloatArray
+from vlp_models.contrib.label.similar import FloatArray
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import ptb_like
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from vlp_models.contrib.label.features import FloatArray
+from vlp_models.contrib.label.similar import FloatArray
 
 Order = Literal["active", "random", "file"]
 AHEAD = 8  # farthest photos; the most uncertain of them comes next

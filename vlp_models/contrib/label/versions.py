@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from PIL import Image
 
-from vlp_models.contrib.label.drafts import Draft
 from vlp_models.contrib.label.gain import VersionScores
+from vlp_models.contrib.label.similar import Draft
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.registry.client import connect, database_exists, mlflow_errors, model_name, tracking_uri
