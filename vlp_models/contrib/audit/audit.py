@@ -20,7 +20,7 @@ from vlp_models.contrib.audit.captions import Finding, find_copied, find_empty, 
 from vlp_models.contrib.audit.decisions import REPORT
 from vlp_models.contrib.audit.mismatch import MIN_IMAGES, find_mismatches
 from vlp_models.contrib.audit.pairs import Pairs, read_pairs
-from vlp_models.contrib.audit.vectors import embed, has_features, mean_features
+from vlp_models.contrib.audit.vectors import embed, mean_features
 from vlp_models.curation.duplicates.leakage import FINGERPRINTS, find_near_duplicates
 from vlp_models.curation.duplicates.search import NearRules
 from vlp_models.data.formats.splits import Clusters
@@ -92,10 +92,7 @@ def _find_swapped(
     """
     findings: list[Finding | None] = [None] * len(pairs.texts)
     towers = embed(workspace, tower, pairs, device) if tower else None
-    if tower and not has_features(workspace):
-        vectors = np.zeros((len(pairs.image_ids), 0), np.float32)
-    else:
-        vectors = mean_features(workspace, pairs.image_ids)
+    vectors = mean_features(workspace, pairs.image_ids, needed=not tower)
     # images without a vector, such as one without regions, are left out
     usable_I = np.asarray(np.isfinite(vectors).all(1))
     if towers:

@@ -30,17 +30,15 @@ LONGEST = 64  # tokens of a caption, for a model without a limit
 Vectors = NDArray[np.float32]
 
 
-def has_features(workspace: Workspace) -> bool:
-    return (workspace.features / "manifest.json").exists()
-
-
-def mean_features(workspace: Workspace, image_ids: Sequence[str]) -> Vectors:
+def mean_features(workspace: Workspace, image_ids: Sequence[str], *, needed: bool = True) -> Vectors:
     """Return the mean of each image's region features, [I, F]; NaN for an image without regions.
 
     Raises:
-        DataError: there are no features.
+        DataError: there are no features, and they are needed; otherwise no column is returned.
     """
-    if not has_features(workspace):
+    if not (workspace.features / "manifest.json").exists():
+        if not needed:
+            return np.zeros((len(image_ids), 0), np.float32)
         raise DataError(
             f"{workspace.features}: not found, so images have no vectors; run `dvc repro features`, or, if no model "
             "reads regions, give a model with two towers: --tower finetune/RUN"

@@ -61,9 +61,6 @@ class Photos:
             DataError: it cannot be read, or is not an image within the limits of serving/images.py.
         """
         self.check(photo)
-        return self._open(photo)
-
-    def _open(self, photo: str) -> Image.Image:
         try:
             return open_image(self.folder / photo)
         except OSError as error:
@@ -78,7 +75,7 @@ class Photos:
         return self._encoded(photo, _state(self.folder / photo))
 
     def _encode(self, photo: str, state: tuple[int, ...]) -> bytes:
-        image = self._open(photo)
+        image = self.open(photo)
         image.thumbnail((SHOWN, SHOWN))
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=88)
