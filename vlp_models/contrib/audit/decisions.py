@@ -67,7 +67,8 @@ def append_decision(file: Path, caption_id: str, decision: Decision, text: str) 
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as opened:
         # A line that was cut off must not swallow this one.
-        if opened.tell() and os.pread(opened.fileno(), 1, opened.tell() - 1) != b"\n":
+        size = os.fstat(opened.fileno()).st_size
+        if size and os.pread(opened.fileno(), 1, size - 1) != b"\n":
             line = f"\n{line}"
         opened.write(f"{line}\n".encode())
         opened.flush()

@@ -224,7 +224,7 @@ class Desk:
         return self.show(photo)
 
     def _find_draft(self, photo: str) -> Draft | None:
-        """Return a photo's draft; None if there is none yet."""
+        """Return a photo's draft; None if it is not written yet."""
         if self.kind == "similar" and photo in self.features:
             return self._similar.draft(self.features[photo])
         return self._drafts.get(photo)
