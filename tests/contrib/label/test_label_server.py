@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.contrib.label.server import host_pattern
 from vlp_models.curation.duplicates.hashes import hash_image_file
-from vlp_models.data.formats.pairs import LABELED
 from vlp_models.errors import VLPError
 
 pytestmark = pytest.mark.slow
@@ -251,7 +250,3 @@ def test_a_server_has_its_addresses_and_the_names_of_the_machine() -> None:
         assert bool(hosts.fullmatch(f"{machine}:7861")) == (address != "127.0.0.1")
         for other in ("evil.example:7861", "localhost.evil.example", "127.0.0.1.evil.example", "127x0.0.1", "", "::1"):
             assert not hosts.fullmatch(other)
-
-
-def test_the_columns_are_those_that_the_reader_expects() -> None:
-    assert LABELED == ("labeled_by", "labeled_at", "label_draft")
