@@ -92,11 +92,8 @@ class RegionEmbedding(nn.Module):
         hidden_BR bool: regions to hide. Their features become zero and are left out of [IMG]'s mean; their locations
         remain. An image without regions is [IMG] alone, with a zero feature.
         """
-        visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
-        features_BRF = self.feature_dropout(regions.features_BRF)
-        features_BRF = features_BRF * visible_BR[..., None]
-        # (B, R, F) -> (B, F): [IMG] is the mean of the visible regions, at the box of the whole image.
-        mean_BF = features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
+        features_BRF, mean_BF = _visible(regions, self.feature_dropout(regions.features_BRF), hidden_BR)
+        # [IMG] is the mean of the visible regions, at the box of the whole image.
         image_box_B14 = regions.boxes_BR4.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(regions), 1, 4)
 
         packing = Packing.of(torch.cat([torch.ones_like(regions.mask_BR[:, :1]), regions.mask_BR], dim=1))
@@ -113,6 +110,18 @@ class RegionEmbedding(nn.Module):
         else:
             x = self.features(features_MF) + self.locations(locations_M5)
         return self.dropout(self.norm(x)), packing
+
+    def mean_region(self, regions: Regions, hidden_BR: Tensor | None = None) -> Tensor:
+        """Return the mean of the visible regions' features, [B, F], with a feature dropout of its own."""
+        _, mean_BF = _visible(regions, regions.features_BRF, hidden_BR)
+        return self.feature_dropout(mean_BF[:, None]).squeeze(1)
+
+
+def _visible(regions: Regions, features_BRF: Tensor, hidden_BR: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the features with zeros where a region is padding or hidden, and the mean of the other regions' [B, F]."""
+    visible_BR = regions.mask_BR if hidden_BR is None else regions.mask_BR & ~hidden_BR
+    features_BRF = features_BRF * visible_BR[..., None]
+    return features_BRF, features_BRF.sum(1) / visible_BR.sum(1, keepdim=True).clamp(min=1)
 
 
 def sine_positions(mask_BHW: Tensor, dimension: int) -> Tensor:

@@ -138,7 +138,7 @@ class TDEN(nn.Module):
         self.image_poolers = nn.ModuleList([self.pooler(config.similarity_dim or hidden)])
         self.fusion_poolers = nn.ModuleDict({s: self.pooler(self.fused_dim) for s in ("image", "text", "decoder")})
         self.fusion_norm = nn.LayerNorm(self.fused_dim, eps=config.fusion_norm_eps)
-        self.residual = self.residual_mlp(config.similarity_dim or hidden) if config.ism_residual else None
+        self.residual = self.residual_mlp() if config.ism_residual else None
         init_weights(self, config.init_std)
         self.images_per_text = config.images_per_text
         self.place_embedding = place_embedding(config.images_per_text, hidden)
@@ -153,10 +153,12 @@ class TDEN(nn.Module):
     def pooler(self, outputs: int, **more: Any) -> AttentionPooler:
         return AttentionPooler(self.config.hidden, outputs, dropout=self.config.dropout, **more)
 
-    def residual_mlp(self, outputs: int) -> nn.Sequential:
-        """Build ISM's path past the object encoder; it drops as many of its units as of the features."""
-        hidden, dropout = self.config.hidden, nn.Dropout(self.config.feature_dropout)
-        return nn.Sequential(nn.Linear(hidden, 2 * hidden), nn.GELU(), dropout, nn.Linear(2 * hidden, outputs))
+    def residual_mlp(self) -> nn.Sequential:
+        """Build ISM's path from the mean region past the object encoder; it drops units as features are dropped."""
+        config = self.config
+        wide, outputs = 2 * config.hidden, config.similarity_dim or config.hidden
+        dropout = nn.Dropout(config.feature_dropout)
+        return nn.Sequential(nn.Linear(config.feature_dim, wide), nn.GELU(), dropout, nn.Linear(wide, outputs))
 
     # ---- The four modules ------------------------------------------------------------------------------------
 
@@ -168,12 +170,15 @@ class TDEN(nn.Module):
         if image.place_BR is not None:
             place_K = packing.pack(F.pad(image.place_BR, (1, 0)))  # [IMG] has the place of the first image
             x_KD = add_places(x_KD, place_K, self.place_embedding)
-        # The embeddings and every layer's states are kept: ISM may read all of them.
-        mask, layers = padding_mask(packing.mask_BT), [x_KD]
+        # Every layer's states are kept: ISM may pool all of them.
+        mask, layers = padding_mask(packing.mask_BT), []
         for block in self.object_encoder:
             x_KD = block(x_KD, mask, packing)
             layers.append(x_KD)
-        return VisualStates(layers=tuple(layers), packing=packing)
+        residual_BP = None
+        if self.residual is not None:
+            residual_BP = self.residual(self.region_embedding.mean_region(image, hidden_BR))
+        return VisualStates(layers=tuple(layers) or (x_KD,), packing=packing, residual_BP=residual_BP)
 
     def encode_text(
         self, ids_NT: Tensor, words: Packing, stream: int = UNDERSTANDING, types_NT: Tensor | None = None
@@ -430,8 +435,8 @@ class TDEN(nn.Module):
         """Return image vectors of unit length, [B, P]: the sum of the pooled layers, and of the mean region's MLP."""
         layers = visual.layers[-len(self.image_poolers) :]
         pooled = [pool(x_KD, visual.packing) for pool, x_KD in zip(self.image_poolers, layers, strict=True)]
-        if self.residual is not None:
-            pooled.append(self.residual(visual.packing.pad(visual.layers[0])[:, 0]))  # of [IMG], as it was embedded
+        if visual.residual_BP is not None:
+            pooled.append(visual.residual_BP)
         return F.normalize(torch.stack(pooled).sum(0), dim=-1)
 
     def pool_text(self, text_MD: Tensor, words: Packing) -> Tensor:

@@ -17,13 +17,15 @@ from vlp_models.objectives.distributed import previous_rows
 
 @dataclass(frozen=True, kw_only=True)
 class VisualStates:
-    """The object encoder's input and each layer's output, [K, D] each, packed in [B, S], [IMG] first.
+    """The object encoder's outputs, [K, D] per layer (the embeddings if it has none), packed in [B, S], [IMG] first.
 
+    residual_BP: what ISM adds to the pooled outputs (`ism_residual`); it is lost where only the outputs are needed.
     Nothing in it depends on text, so one encoding serves every pass over an image.
     """
 
     layers: tuple[Tensor, ...]
     packing: Packing
+    residual_BP: Tensor | None = None
 
     @property
     def last_KD(self) -> Tensor:
