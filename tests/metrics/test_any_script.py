@@ -11,7 +11,7 @@ import pytest
 from vlp_models.common.unicode_words import split_words
 from vlp_models.curation.duplicates.leakage import compare_sentences
 from vlp_models.data.tokenizer import _join
-from vlp_models.metrics.caption import score_captions
+from vlp_models.metrics.caption import CaptionSet, score_caption_sets
 from vlp_models.metrics.coco_tools import ptb_like, tokenize, tokenize_captions
 from vlp_models.metrics.score import Score
 
@@ -53,8 +53,9 @@ def java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     return bool(request.param)
 
 
-def by_name(scores: list[Score]) -> dict[str, Score]:
-    return {score.metric: score for score in scores}
+def score(candidates: dict[str, str], references: dict[str, list[str]]) -> dict[str, Score]:
+    captions = CaptionSet(candidates=candidates, references=references)
+    return {score.metric: score for score in score_caption_sets({"": captions})[""]}
 
 
 @pytest.mark.parametrize("java", MODES, indirect=True)
@@ -97,7 +98,7 @@ def test_note_names_what_the_penn_treebank_tokenizer_drops() -> None:
 @pytest.mark.parametrize("java", MODES, indirect=True)
 def test_scores_of_texts_without_spaces_are_noted(java: bool) -> None:
     references = {"1": ["一只狗在草地上跑"], "2": ["两只猫在睡觉"]}
-    scores = by_name(score_captions({"1": "一只狗在跑", "2": "a cat"}, references))
+    scores = score({"1": "一只狗在跑", "2": "a cat"}, references)
     for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"):
         assert scores[name].value is not None and "2 of 2 captions have no spaces" in scores[name].note
     assert not java or "2 of 2 captions have no spaces" in scores["METEOR"].note
@@ -107,9 +108,9 @@ def test_scores_of_texts_without_spaces_are_noted(java: bool) -> None:
 @pytest.mark.skipif(not shutil.which("java"), reason="java not found")
 def test_notes_depend_on_references_only() -> None:
     """Scores with different notes cannot be compared: a model must not be excluded for one emoji."""
-    scores = by_name(score_captions({"1": "a dog 😀"}, {"1": ["a dog"]}))
+    scores = score({"1": "a dog 😀"}, {"1": ["a dog"]})
     assert scores["CIDEr"].note == scores["METEOR"].note == ""
-    hindi = by_name(score_captions({"1": "a dog"}, {"1": ["पीला कुत्ता"]}))
+    hindi = score({"1": "a dog"}, {"1": ["पीला कुत्ता"]})
     assert hindi["CIDEr"].note == ""
     assert hindi["METEOR"].note.startswith("METEOR splits words with combining marks")
 

@@ -23,7 +23,6 @@ from vlp_models.metrics.caption import (
     constant_caption,
     human_agreement,
     score_caption_sets,
-    score_captions,
     score_faithfulness,
 )
 from vlp_models.metrics.coco_tools import Meteor, ptb_like, ptb_lines, tokenize
@@ -46,6 +45,10 @@ needs_java = pytest.mark.skipif(not shutil.which("java"), reason="java not found
 
 def by_name(scores: list[Score]) -> dict[str, Score]:
     return {score.metric: score for score in scores}
+
+
+def score_captions(candidates: dict[str, str], references: dict[str, list[str]]) -> list[Score]:
+    return score_caption_sets({"": CaptionSet(candidates=candidates, references=references)})[""]
 
 
 def java_processes() -> set[psutil.Process]:

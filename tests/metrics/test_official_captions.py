@@ -20,7 +20,7 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 from vlp_models.metrics import caption
 from vlp_models.metrics.bootstrap import interval
-from vlp_models.metrics.caption import CaptionSet, score_caption_sets, score_captions
+from vlp_models.metrics.caption import CaptionSet, score_caption_sets
 from vlp_models.metrics.cider_d import CiderD, DocumentFrequencies
 from vlp_models.metrics.coco_tools import tokenize
 from vlp_models.metrics.score import Evidence, FloatArray, Score
@@ -218,5 +218,6 @@ def test_field_separator_in_a_text(official: Official) -> None:
 
 def test_references_without_a_word_score_zero_cider() -> None:
     """The official program fails, because there is no n-gram to count."""
-    scores = {s.metric: s for s in score_captions({"1": "a dog", "2": "..."}, {"1": ["..."], "2": ["", "?!"]})}
+    captions = CaptionSet(candidates={"1": "a dog", "2": "..."}, references={"1": ["..."], "2": ["", "?!"]})
+    scores = {s.metric: s for s in score_caption_sets({"": captions})[""]}
     assert [scores[metric].value for metric in ("CIDEr", "METEOR", "BLEU-1")] == pytest.approx([0, 0, 0], abs=1e-9)

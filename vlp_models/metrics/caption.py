@@ -54,11 +54,6 @@ class CaptionSet:
     references: Mapping[str, Sequence[str]]
 
 
-def score_captions(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> list[Score]:
-    """Return all caption scores of one set; see `score_caption_sets`."""
-    return score_caption_sets({"": CaptionSet(candidates=candidates, references=references)})[""]
-
-
 def score_caption_sets(
     sets: Mapping[str, CaptionSet],
     progress: Callable[[str], None] = lambda text: None,

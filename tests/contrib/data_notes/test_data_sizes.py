@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from PIL import Image
@@ -13,9 +14,12 @@ from PIL import Image
 from vlp_models.cli.main import main
 from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.data_notes.listing import check_pairs
 from vlp_models.contrib.data_notes.sizes import check_dataset, explain_sizes
+from vlp_models.data.formats import read_source, source_params
+from vlp_models.data.formats.pairs import PairsParams
 from vlp_models.data.tables import read_table
-from vlp_models.params import Params, load_params
+from vlp_models.params import DatasetParams, Params, load_params
 from vlp_models.pipeline.stages import prepare
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +134,16 @@ def test_counts_are_those_of_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not problems and expected.total() == 30 and len(expected) == 3
     prepare.run(params, workspace, "pairs")
     assert Counter(read_table("images", workspace.interim("pairs"))["split"].to_pylist()) == expected
+
+
+def test_counts_are_those_of_a_split_with_val_cut_from_train(tmp_path: Path) -> None:
+    rows = [f"{n}.jpg,a photo,{'test' if n < 20 else 'train'},walk {n // 20}" for n in range(400)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,split,group", *rows]))
+    for n in range(400):
+        (tmp_path / f"{n}.jpg").touch()
+    source = DatasetParams.of(format="pairs", root=".", pairs="pairs.csv", val_fraction=0.3)
+    splits = [row["split"] for row in read_source("p", source, tmp_path)["images"]]
+    assert check_pairs("p", cast(PairsParams, source_params("p", source)), tmp_path).images == Counter(splits)
 
 
 def run_plan(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

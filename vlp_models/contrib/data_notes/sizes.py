@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import cast
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.data.formats import pairs, source_params
+from vlp_models.contrib.data_notes.listing import check_pairs
+from vlp_models.data.formats import source_params
+from vlp_models.data.formats.pairs import PairsParams
 from vlp_models.data.tables import SPLITS, count_values
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS
@@ -65,15 +67,15 @@ def check_dataset(params: Params, workspace: Workspace, name: str) -> tuple[Coun
         return Counter(), []
     # A pattern names several listings, whose images are counted in the tables instead.
     if source.format == "pairs" and "*" not in str(source.options.get("pairs", "")):
-        typed = cast(pairs.PairsParams, source_params(name, source))
+        typed = cast(PairsParams, source_params(name, source))
         path = workspace.root / source.root / typed.pairs
         # A large file has enough images: only its first rows are checked.
         size = path.stat().st_size if path.is_file() else 0
         if size < MAX_BYTES:
-            checked = pairs.check_pairs(name, typed, workspace.root)
+            checked = check_pairs(name, typed, workspace.root)
             return checked.images, checked.problems
         first = replace(typed, limit=min(typed.limit or FIRST_ROWS, FIRST_ROWS))
-        return Counter(), pairs.check_pairs(name, first, workspace.root).problems
+        return Counter(), check_pairs(name, first, workspace.root).problems
     # other formats are not read here
     try:
         return count_values("images", workspace.interim(name), "split"), []
