@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -54,7 +53,7 @@ def file_lock(
     try:
         # A free lock may be busy for a moment, while `find_holder` looks at it.
         deadline, announced = time.monotonic() + max(wait, PROBE), False
-        while not _try_lock(descriptor, path):
+        while not try_lock(descriptor, path):
             if time.monotonic() >= deadline:
                 raise busy(
                     f"another {_read_holder(path, holder)} is using this workspace; wait for it to finish or stop it "
@@ -92,27 +91,19 @@ def find_holder(path: Path) -> str:
     return ""
 
 
-def check_locks(folder: Path) -> None:
-    """Lock a temporary file in a folder; raise a DataError if the file system has no locks."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        _try_lock(file.fileno(), folder)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(_explain_no_locks(folder, "fcntl, which MLflow's database needs", error)) from None
-
-
-def _try_lock(descriptor: int, path: Path) -> bool:
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Lock an open file without waiting; return whether that worked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:  # the number depends on the file system
-        raise DataError(_explain_no_locks(path, "flock", error)) from None
+        raise DataError(explain_no_locks(path, "flock", error)) from None
     return True
 
 
-def _explain_no_locks(path: Path, call: str, error: OSError) -> str:
+def explain_no_locks(path: Path, call: str, error: OSError) -> str:
+    """Return the message for a file system without locks."""
     return (
         f"{path}: the file system has no file locks ({call}: {os.strerror(error.errno or 0).lower()}), without which "
         "two runs would overwrite each other. Move the project to a local disk, or mount the file system with locks "

@@ -1,8 +1,7 @@
 """Masked modeling: which words, regions and patches are masked, the masked sentence, and the MLM and MOC losses.
 
     words    select_tokens, select_words, select_number -> mask_tokens -> masked_language_modeling
-    regions  select_regions, overlapping                               -> masked_object_classification,
-                                                                          masked_region_regression
+    regions  select_regions, overlapping                               -> masked_object_classification
     patches  select_blocks (BEiT)                                      -> cross_entropy over visual tokens
 
 Masks are pure functions of their input and an explicit generator. Numbers are drawn on the generator's own device and
@@ -178,16 +177,6 @@ def masked_object_classification(logits_MC: Tensor, targets_MC: Tensor) -> Loss:
     total = F.kl_div(logits_MC.log_softmax(-1), targets_MC, reduction="sum")
     correct = (logits_MC.argmax(-1) == targets_MC.argmax(-1)).sum()
     return Loss.of(total, len(logits_MC), moc=total, moc_accuracy=correct)
-
-
-def masked_region_regression(predicted_MF: Tensor, targets_MF: Tensor) -> Loss:
-    """Return MRFR's loss (UNITER, section 3.2): the squared distance of predicted and detected features of M regions.
-
-    The mean over F features, in float32 at least; the equation's sum is F times as much.
-    """
-    predicted_MF = at_least_float32(predicted_MF)
-    total = (predicted_MF - targets_MF.to(predicted_MF.dtype)).square().sum() / targets_MF.shape[1]
-    return Loss.of(total, len(predicted_MF), mrfr=total)
 
 
 # ---- Patches -----------------------------------------------------------------------------------------------------

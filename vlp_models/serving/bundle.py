@@ -139,16 +139,10 @@ def write_content(bundle: Path, modules: Sequence[str], plugins: Mapping[str, Ma
     """
     # A target has no hash of its own (""); only files do.
     code = {name: sha256 for name, sha256 in hash_sources(modules).items() if sha256}
-    content: dict[str, Any] = {"format": FORMAT, "files": _hash_files(bundle), "code": code}
+    content: dict[str, Any] = {"format": FORMAT, "files": hash_files(bundle), "code": code}
     if plugins:
         content["plugins"] = plugins
     write_json(bundle / CONTENT, content)
-
-
-def update_content(bundle: Path) -> None:
-    """Hash the files again into content.json, after some were changed; the code stays the recorded one."""
-    content = json.loads((bundle / CONTENT).read_text(encoding="utf-8"))
-    write_json(bundle / CONTENT, content | {"files": _hash_files(bundle)})
 
 
 def use_bundled_plugins(bundle: Path) -> None:
@@ -182,7 +176,7 @@ def hash_bundle(bundle: Path) -> str:
     Raises:
         CheckpointError: content.json is missing, damaged or of another format.
     """
-    return _identity(_hash_content(bundle, _read_content(bundle)))
+    return _identity(_hash_content(bundle, read_content(bundle)))
 
 
 def _identity(content: Mapping[str, Mapping[str, str]]) -> str:
@@ -202,7 +196,7 @@ def check_content(bundle: Path) -> str:
     Raises:
         CheckpointError: content.json is invalid, or a file changed since the bundle was written; names the file.
     """
-    written = _read_content(bundle)
+    written = read_content(bundle)
     # The names are those of both sides, so that added and missing files differ as well.
     present = _hash_content(bundle, written)
     for kind in ("files", "code"):
@@ -220,7 +214,12 @@ def check_content(bundle: Path) -> str:
     return _identity(present)
 
 
-def _read_content(bundle: Path) -> dict[str, dict[str, str]]:
+def read_content(bundle: Path) -> dict[str, dict[str, str]]:
+    """Return the hashes in content.json by file, of the bundle (`files`) and of its code.
+
+    Raises:
+        CheckpointError: content.json is missing, damaged or of another format.
+    """
     file = bundle / CONTENT
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -245,26 +244,17 @@ def _hash_content(bundle: Path, written: Mapping[str, Mapping[str, str]]) -> dic
     root = bundle.parents[1] / CODE
     # A bundle that is not in a version's folder has no copy of the code, such as one that is being written.
     if not (root / PACKAGE).is_dir():
-        return {"files": _hash_files(bundle), "code": dict(written["code"])}
+        return {"files": hash_files(bundle), "code": dict(written["code"])}
     # Names come from a file, so none may lead out of the folder; a missing file has an empty hash.
     paths = {name: code_file(root, name) for name in written["code"] if ".." not in Path(name).parts}
     code = {name: hash_source(path) if path.is_file() else "" for name, path in paths.items()}
-    return {"files": _hash_files(bundle), "code": code}
+    return {"files": hash_files(bundle), "code": code}
 
 
 def code_file(root: Path, name: str) -> Path:
     """Return a file of `hash_sources` in a folder of packages: `tasks/vqa.py`, or `plugins:my_task.py`."""
     package, separator, below = name.partition(":")
     return root / package / below if separator else root / PACKAGE / name
-
-
-def list_files(bundle: Path) -> list[str]:
-    """Return the names in content.json.
-
-    Raises:
-        CheckpointError: content.json is missing, damaged or of another format.
-    """
-    return sorted(_read_content(bundle)["files"])
 
 
 def _files_to_read(export: Path) -> list[str]:
@@ -277,7 +267,8 @@ def _files_to_read(export: Path) -> list[str]:
     return [name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
-def _hash_files(bundle: Path) -> dict[str, str]:
+def hash_files(bundle: Path) -> dict[str, str]:
+    """Return the hashes of the files that content.json lists, by name."""
     hashes = {}
     for path in sorted(path for path in bundle.rglob("*") if path.is_file()):
         name = path.relative_to(bundle).as_posix()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,15 +24,9 @@ from vlp_models.params import StreamParams
 MAX_VALIDATION_SAMPLES = 1000
 
 
-def _spread(length: int) -> list[int]:
+def validation_samples(length: int) -> list[int]:
     """Return the validation samples: indices spread evenly over the split, so that every dataset is represented."""
     return list(np.linspace(0, max(0, length - 1), min(length, MAX_VALIDATION_SAMPLES)).astype(int).tolist())
-
-
-def validates_on(shards: Path, view: str, sources: Mapping[str, int], captioned: bool, image_ids: Set[str]) -> bool:
-    """Return whether a training validates on one of these images; reads the index alone."""
-    val = ShardDataset(shards, "val", view, sources, regions=False, captioned=captioned)
-    return bool(np.isin(_spread(len(val)), val.find_samples(image_ids)).any())
 
 
 @dataclass
@@ -80,7 +74,7 @@ class LoaderFactory:
             )
         self.train = train if self.augment is None else self.augment(train)
         val = ShardDataset(self.shards, "val", self.view, self.sources, **options, by_block=False)
-        self.val = Subset(val, _spread(len(val)))
+        self.val = Subset(val, validation_samples(len(val)))
         # How an epoch is shuffled: freely, in blocks of a stream, or with texts of an image next to each other
         self._order = choose_order(self.train, self.stream, self.texts_per_image)
 

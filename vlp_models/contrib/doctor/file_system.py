@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from vlp_models.common.lock import check_locks
+from vlp_models.common.lock import explain_no_locks, try_lock
 from vlp_models.common.workspace import dvc_setting
 from vlp_models.errors import DataError, explain_system_error
 
@@ -33,7 +33,7 @@ def find_limits(root: Path) -> Iterator[Limit]:
         folder = Path(scratch)
         (folder / "file").write_text("1")
         try:
-            check_locks(folder)
+            _check_locks(folder)
         except DataError as error:
             yield "problem", str(error).replace(str(folder), str(root), 1)
         for level, call, subject, consequence in CALLS:
@@ -48,6 +48,16 @@ def find_limits(root: Path) -> Iterator[Limit]:
         if any(path.name == decomposed for path in folder.iterdir()):
             yield "note", "names with accents are stored decomposed (NFD), so a listing may have other names"
     yield from _find_cache_limits(root)
+
+
+def _check_locks(folder: Path) -> None:
+    """Lock a temporary file in a folder; raise a DataError if the file system has no locks."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try_lock(file.fileno(), folder)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(explain_no_locks(folder, "fcntl, which MLflow's database needs", error)) from None
 
 
 def _replace_open_file(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vlp_models.contrib.export.layout import CARD, CONFIG, PATTERNS, check_library
 from vlp_models.errors import DataError, MissingToolError, VLPError, first_line, network_reason
-from vlp_models.serving.bundle import CONTENT, list_files, read_bundle_info
+from vlp_models.serving.bundle import CONTENT, read_bundle_info, read_content
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import ImageModel, Predictor
 
@@ -153,7 +153,7 @@ class VLP:
                 repo_id=repo_id,
                 folder_path=self.directory,
                 # The names of content.json, so that notes or other files in the folder stay private.
-                allow_patterns=[*list_files(self.directory), CONTENT, CARD],
+                allow_patterns=[*sorted(read_content(self.directory)["files"]), CONTENT, CARD],
                 commit_message=commit_message,
                 revision=revision,
             )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
@@ -25,13 +27,14 @@ from vlp_models.contrib.forgetting.inputs import (
 from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, run_settings
 from vlp_models.data.joins import hash_boxes
 from vlp_models.data.shards.contents import trained_on_inputs
+from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import VLPError, first_line
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 from vlp_models.pipeline.lineage import PROVENANCE
 from vlp_models.serving.bundle import read_checkpoint_info
-from vlp_models.training.data import validates_on
+from vlp_models.training.data import validation_samples
 
 State = Literal["exposed", "inherited", "unknown", "clean"]
 DETECTOR, TOKENIZER = "data/detector", "data/tokenizer"
@@ -163,7 +166,7 @@ class CheckpointExposures:
             return Exposure(name=name, state="unknown", how=how)
         # A snapshot was chosen by its validation score, so the validation images shaped the weights, too.
         p = training.params
-        if p.snapshots.keep and validates_on(data.shards, training.view, p.sources, training.captioned, data.images):
+        if p.snapshots.keep and _validates_on(training, data.shards, data.images):
             return Exposure(name=name, state="exposed", how="its weights were chosen by validation on it")
         return Exposure(name=name, state="clean", how="not in its training data")
 
@@ -284,3 +287,10 @@ def resume_state_exposure(state: Leftover, checkpoints: CheckpointExposures) -> 
         how = f"update {state.step}; the run first uses it in update {run.first.update}"
         run = Exposure(name=name, state="clean", how=how)
     return worst(name, [run, *input_exposure])
+
+
+def _validates_on(training: TrainingRun, shards: Path, image_ids: Set[str]) -> bool:
+    """Return whether a training validates on one of these images; reads the index alone."""
+    sources, captioned = training.params.sources, training.captioned
+    val = ShardDataset(shards, "val", training.view, sources, regions=False, captioned=captioned)
+    return bool(np.isin(validation_samples(len(val)), val.find_samples(image_ids)).any())

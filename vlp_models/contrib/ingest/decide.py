@@ -9,7 +9,7 @@ is rejected; an image twice in one split is a duplicate, and the first one stays
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from vlp_models.contrib.ingest.index import BATCH_ORIGIN, HashIndex, IndexedImag
 from vlp_models.contrib.ingest.reading import Staging
 from vlp_models.curation.duplicates.alignment import align_by_orientation
 from vlp_models.curation.duplicates.fingerprints import Fingerprint
-from vlp_models.curation.duplicates.leakage import batches, describe_match, index_in_blocks
-from vlp_models.curation.duplicates.search import HammingIndex, NearRules
+from vlp_models.curation.duplicates.leakage import INDEXED, batches, describe_match
+from vlp_models.curation.duplicates.search import HammingIndex, NearDuplicateIndex, NearRules
 from vlp_models.data.tables import SPLITS
 
 Verdict = tuple[str, str, str]  # verdict, rule, reason
@@ -81,18 +81,26 @@ def _thumbnails_agree(first: Fingerprint | None, second: Fingerprint | None) -> 
     return first is None or second is None or align_by_orientation(first, 0, second) is not None
 
 
+def _index_in_blocks(
+    rows: Iterable[tuple[int, Fingerprint]], rules: NearRules
+) -> Iterator[tuple[list[int], NearDuplicateIndex]]:
+    """Index evaluation images, as many at a time as fit in memory; yield their names and the index."""
+    for names, fingerprints in batches(rows, INDEXED):
+        yield names, NearDuplicateIndex(fingerprints, rules)
+
+
 def _find_changed_copies(staging: Staging, index: HashIndex, rules: NearRules) -> None:
     """Find changed copies of evaluation images, those of the index in the submission and the other way round."""
     verdicts: dict[int, Verdict] = {}
     splits = {image: split for image, split, *_ in _undecided(staging)}
     # copies of indexed evaluation images in the submission
-    for ids, near in index_in_blocks(index.fingerprints(held_out=True), rules):
+    for ids, near in _index_in_blocks(index.fingerprints(held_out=True), rules):
         for images, fingerprints in batches(staging.fingerprints()):
             for match in near.search(fingerprints):
                 image, number = images[match.query], ids[match.indexed]
                 _add_verdict(verdicts, image, splits[image], index.image(number), describe_match(match))
     # copies of the submission's evaluation images among indexed training images
-    for images, near in index_in_blocks(staging.fingerprints(held_out=True), rules):
+    for images, near in _index_in_blocks(staging.fingerprints(held_out=True), rules):
         for ids, fingerprints in batches(index.fingerprints(held_out=False)):
             for match in near.search(fingerprints):
                 image, number = images[match.indexed], ids[match.query]
@@ -120,7 +128,7 @@ def _compare_within_submission(staging: Staging, radius: int, rules: NearRules) 
     hashes = np.unique(np.array([unsigned(row[4]) for row in rows if row[4] is not None], np.uint64))
     near = _near_values(hashes, radius)
     copies: dict[int, dict[int, str]] = defaultdict(dict)  # image -> evaluation images it is a copy of -> how
-    for ids, held_out in index_in_blocks(staging.fingerprints(held_out=True), rules):
+    for ids, held_out in _index_in_blocks(staging.fingerprints(held_out=True), rules):
         for numbers, fingerprints in batches(staging.fingerprints()):
             for match in held_out.search(fingerprints):
                 copies[numbers[match.query]][ids[match.indexed]] = describe_match(match)

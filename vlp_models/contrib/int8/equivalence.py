@@ -8,6 +8,7 @@ another seed would change as much.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from vlp_models.common.checksums import SUMS, write_sums
-from vlp_models.common.io import link_or_copy, scratch_directory, symlink_or_copy
+from vlp_models.common.io import link_or_copy, scratch_directory, symlink_or_copy, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.int8.layers import quantize_linears
@@ -29,7 +30,7 @@ from vlp_models.params import Params
 from vlp_models.pipeline.reevaluate import reevaluate_bundle
 from vlp_models.registry.promotion.gate import measure
 from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
-from vlp_models.serving.bundle import CHECKPOINT, CODE, read_bundle_info, update_content
+from vlp_models.serving.bundle import CHECKPOINT, CODE, CONTENT, hash_files, read_bundle_info
 from vlp_models.tasks.base import load_task_model
 from vlp_models.tasks.scoring import read_item_scores
 
@@ -93,7 +94,9 @@ def int8_bundle(bundle: Path, work: Path) -> Iterator[Path]:
             (checkpoint / name).unlink(missing_ok=True)  # it may be the original's, hard-linked
         save_file(weights, checkpoint / WEIGHTS, metadata={"format": "pt"})
         write_sums(checkpoint)
-        update_content(copy)
+        # The weights have other hashes now; the code stays the recorded one.
+        content = json.loads((copy / CONTENT).read_text(encoding="utf-8"))
+        write_json(copy / CONTENT, content | {"files": hash_files(copy)})
         yield copy
 
 

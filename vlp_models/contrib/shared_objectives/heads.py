@@ -49,6 +49,7 @@ from vlp_models.objectives.generation import sentence_generation
 from vlp_models.objectives.loss import (
     Learners,
     Loss,
+    at_least_float32,
     cross_entropy,
     first_trainable,
     learners_by_text,
@@ -59,7 +60,6 @@ from vlp_models.objectives.masked_modeling import (
     mask_tokens,
     masked_language_modeling,
     masked_object_classification,
-    masked_region_regression,
     select_regions,
     select_tokens,
 )
@@ -373,6 +373,16 @@ class MaskedClasses(RegionObjective):
         classes_BRC = regions_of(pairs).class_probs_BRC
         states_MD, at_NR = self.hide(model, pairs, classes_BRC.sum(-1) > 0)
         return masked_object_classification(self.head(states_MD), pairs.rows_of_texts(classes_BRC)[at_NR])
+
+
+def masked_region_regression(predicted_MF: Tensor, targets_MF: Tensor) -> Loss:
+    """Return MRFR's loss (UNITER, section 3.2): the squared distance of predicted and detected features of M regions.
+
+    The mean over F features, in float32 at least; the equation's sum is F times as much.
+    """
+    predicted_MF = at_least_float32(predicted_MF)
+    total = (predicted_MF - targets_MF.to(predicted_MF.dtype)).square().sum() / targets_MF.shape[1]
+    return Loss.of(total, len(predicted_MF), mrfr=total)
 
 
 class MaskedFeatures(RegionObjective):

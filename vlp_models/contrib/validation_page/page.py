@@ -96,7 +96,7 @@ def write_page(
     path: Path, params: Params, results: dict[str, TableResult], report: dict[str, Any], duplicates: list[Leak]
 ) -> None:
     """Write the page with the verdict, every rule and examples of bad rows."""
-    from vlp_models.curation.validation.suites import describe_expectation  # imports Great Expectations
+    from vlp_models.curation.validation.suites import expectation_of, strict_json  # imports Great Expectations
 
     limit = params.validate.max_bad_fraction
     summaries = []
@@ -104,6 +104,11 @@ def write_page(
         rules = {rule.name: rule for rule in rules_for(table, params.validate)}
         for name, checked in result.checked.items():
             rule = rules.get(name)  # None: a rule of reading
+            expectation = None
+            if rule:
+                config = expectation_of(rule).configuration
+                arguments = {key: value for key, value in config.kwargs.items() if value is not None}
+                expectation = config.type, strict_json(arguments)
             summaries.append(
                 RuleSummary(
                     table=table,
@@ -112,7 +117,7 @@ def write_page(
                     checked=checked,
                     failed=result.failed[name],
                     examples=result.examples.get(name, ()),
-                    expectation=describe_expectation(rule) if rule else None,
+                    expectation=expectation,
                 )
             )
     tables = [

@@ -316,14 +316,6 @@ def describe_match(match: Match) -> str:
     return f"{match.change}; {corners}correlation {agreement.correlation:.2f}"
 
 
-def index_in_blocks(
-    rows: Iterable[tuple[T, Fingerprint]], rules: NearRules
-) -> Iterator[tuple[list[T], NearDuplicateIndex]]:
-    """Index evaluation images, as many at a time as fit in memory; yield their names and the index."""
-    for names, fingerprints in batches(rows, INDEXED):
-        yield names, NearDuplicateIndex(fingerprints, rules)
-
-
 def batches(rows: Iterable[tuple[T, Fingerprint]], size: int = BATCH) -> Iterator[tuple[list[T], list[Fingerprint]]]:
     """Yield names and fingerprints, `size` at a time."""
     stream = iter(rows)

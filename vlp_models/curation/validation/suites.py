@@ -62,7 +62,7 @@ class SuiteRunner:
         if table not in self._suites:
             suite = self._context.suites.add(gx.ExpectationSuite(name=table))
             for rule in rules:
-                suite.add_expectation(_expectation(rule))
+                suite.add_expectation(expectation_of(rule))
             frames = self._source.add_dataframe_asset(table).add_batch_definition_whole_dataframe("all")
             self._suites[table] = frames, suite
         definition, suite = self._suites[table]
@@ -102,21 +102,16 @@ class SuiteRunner:
             "results": results,
         }
         with (self._results / f"{table}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_strict_json(line) + "\n")
+            file.write(strict_json(line) + "\n")
 
 
-def describe_expectation(rule: Rule) -> tuple[str, str]:
-    """Return the type and the arguments (JSON) of the expectation that checks a rule."""
-    config = _expectation(rule).configuration
-    return config.type, _strict_json({name: value for name, value in config.kwargs.items() if value is not None})
-
-
-def _strict_json(value: Any) -> str:
+def strict_json(value: Any) -> str:
     """Return JSON in which infinite numbers and NaN, which JSON lacks, are strings."""
     return json.dumps(json.loads(json.dumps(value), parse_constant=str), sort_keys=True)
 
 
-def _expectation(rule: Rule) -> gxe.Expectation:
+def expectation_of(rule: Rule) -> gxe.Expectation:
+    """Return the expectation that checks a rule."""
     shared: dict[str, Any] = {"column": rule.column, "meta": {"rule": rule.name}, "notes": f"{rule.table}.{rule.name}"}
     check: Check = rule.check
     if isinstance(check, Present):
