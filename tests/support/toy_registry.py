@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import ItemScores, item_scores, mean_score, write_items
@@ -24,7 +25,7 @@ from vlp_models.registry.client import connect
 from vlp_models.registry.evaluations import CURRENT_EVALUATION, log_evaluation, log_lineage
 from vlp_models.registry.promotion.gate_rule import MetricSpec
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.promotion.promote import Decision, GateRequest, promote, rollback, withdraw
+from vlp_models.registry.promotion.promote import Decision, GateRequest, promote, rollback
 from vlp_models.registry.promotion.reconcile import PromotionContext
 from vlp_models.registry.versions import CHALLENGER, VARIANT_HASH, run_alias
 from vlp_models.serving.bundle import hash_bundle, write_content
@@ -151,7 +152,9 @@ class ToyRegistry:
         return rollback(self.context, champion_now=champion_now)
 
     def withdraw(self, *versions: int) -> int | None:
-        return withdraw(self.context, set(versions), "forget")
+        forget = pytest.importorskip("vlp_models.contrib.forgetting.forget")
+        champion: int | None = forget.withdraw_versions(self.context, set(versions), "forget")
+        return champion
 
     def aliases(self) -> dict[str, int]:
         return {k: int(v) for k, v in self.client.get_registered_model(self.model).aliases.items()}

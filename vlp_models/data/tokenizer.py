@@ -376,15 +376,6 @@ class Tokenizer:
         # the rules that split a text, too: two BPEs may have the same pieces, but merge others first
         return self._names == other._names and self._engine.to_str() == other._engine.to_str()
 
-    def has_whole(self, word: str) -> bool:
-        """Return whether a word of `split` is one piece."""
-        if self._is_bert:
-            return word in self._ids
-        # the piece of a word behind a space, which some tokenizers make a piece of its own
-        pieces = self._engine.encode(f" {word}", add_special_tokens=False).tokens
-        written = [piece for piece in pieces if piece not in ("▁", "Ġ")]
-        return len(written) == 1 and self._ids.get(written[0], self.unk_id) != self.unk_id
-
 
 def read_vocabulary(path: Path) -> list[str]:
     """Return the lines of a vocab.txt.

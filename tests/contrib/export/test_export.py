@@ -19,14 +19,13 @@ from small_project import make_model
 from vlp_models import VLP
 from vlp_models.common.io import hash_file
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.export import layout
+from vlp_models.contrib.export import layout, licenses
 from vlp_models.contrib.export.card import hub_identifier, make_hub_card
 from vlp_models.contrib.export.layout import write_export
+from vlp_models.contrib.export.licenses import BorrowedWeights, find_borrowed
 from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.errors import CheckpointError, DataError, VLPError
 from vlp_models.params import ModelParams, Params, to_plain
-from vlp_models.registry import licenses
-from vlp_models.registry.licenses import BorrowedWeights, find_borrowed
 from vlp_models.serving.bundle import read_bundle_info, write_bundle
 from vlp_models.serving.predictor import Predictor
 from vlp_models.tasks import TASKS

@@ -13,7 +13,7 @@ from typing import Any
 from vlp_models.common.packages import PREFIX, library_of
 from vlp_models.metrics.bootstrap import count_in_note, explain_few
 from vlp_models.params import split_start
-from vlp_models.registry.licenses import find_borrowed
+from vlp_models.registry.borrowed import borrowed_sources
 from vlp_models.tasks import task_class
 from vlp_models.tasks.base import TaskModel
 from vlp_models.tasks.vqa import UNKNOWN
@@ -114,11 +114,12 @@ def describe_history(lineage: Record | None, run: str) -> list[str]:
             images = f"{warmup['images']:,} images of the train split"
             sentences.append(f"Its vision encoder was first trained on boxes in {images}.")
     # A `checkpoint` is one of this project, which is described above.
-    borrowed = [weights for weights in find_borrowed(lineage) if weights.role != "checkpoint"]
-    for weights in borrowed:
-        source = weights.source  # a package or library, or a path, whose folders stay private
+    weights = dict.fromkeys(borrowed_sources(lineage))
+    borrowed = [(role, source) for role, source, _ in weights if role != "checkpoint"]
+    for role, source in borrowed:
+        # A package or library, or a path, whose folders stay private.
         name = source if source.startswith(PREFIX) or library_of(source) else Path(source).name
-        sentences.append(f"It started from weights of others: {weights.role} {name}; {NOT_RECORDED}.")
+        sentences.append(f"It started from weights of others: {role} {name}; {NOT_RECORDED}.")
     return sentences if borrowed else [*sentences, "No other weights were used."]
 
 

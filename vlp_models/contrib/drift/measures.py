@@ -166,9 +166,17 @@ def describe(
         "resolution": sides.tolist(),
         "aspect": aspects.tolist(),
         "total_words": words.total(),
-        "unknown_words": sum(count for word, count in words.items() if not tokenizer.has_whole(word)),
+        "unknown_words": sum(count for word, count in words.items() if not _is_piece(tokenizer, word)),
         "words": dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:most_words]),
     }
+
+
+def _is_piece(tokenizer: Tokenizer, word: str) -> bool:
+    """Return whether a word of `Tokenizer.split` is one piece."""
+    ids = tokenizer.pieces(f" {word}")
+    # Some tokenizers make the space before a word a piece of its own.
+    written = [i for i in ids if len(ids) == 1 or tokenizer.vocabulary[i] not in ("▁", "Ġ")]
+    return len(written) == 1 and written[0] != tokenizer.unk_id
 
 
 def project(embeddings: np.ndarray, seed: int) -> np.ndarray:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.plugins import import_target
+from vlp_models.contrib.export.licenses import BorrowedWeights
 from vlp_models.models import family_class
 from vlp_models.registry.card import UNSEEN, describe_vocabulary, score_table
-from vlp_models.registry.licenses import BorrowedWeights
 from vlp_models.tasks import task_class
 from vlp_models.vision import EXTRACTORS
 

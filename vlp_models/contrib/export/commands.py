@@ -11,7 +11,7 @@ import typer
 from vlp_models.errors import DataError, MissingToolError, ParamsError
 
 if TYPE_CHECKING:
-    from vlp_models.registry.licenses import BorrowedWeights
+    from vlp_models.contrib.export.licenses import BorrowedWeights
 
 FORMATS = ("hf",)
 WEIGHTS = ("float32", "int8")
@@ -64,10 +64,10 @@ def export(
     from vlp_models.common.workspace import SEARCH, Workspace
     from vlp_models.contrib.export.card import hub_identifier, make_hub_card
     from vlp_models.contrib.export.layout import EXPORT_WEIGHTS, check_target, write_export
+    from vlp_models.contrib.export.licenses import find_borrowed
     from vlp_models.params import load_params
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage, read_scores
-    from vlp_models.registry.licenses import find_borrowed
     from vlp_models.registry.versions import download_verified_bundle, resolve_version
     from vlp_models.serving.bundle import read_bundle_info
     from vlp_models.tasks.caption_search import CAPTIONS

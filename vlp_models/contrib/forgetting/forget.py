@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,7 @@ from vlp_models.params import Params
 from vlp_models.pipeline.promotion_commands import open_ledger
 from vlp_models.registry.client import connect, database_exists, mlflow_errors, tracking_uri
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.promotion.promote import withdraw as withdraw_versions
-from vlp_models.registry.promotion.reconcile import PromotionContext
+from vlp_models.registry.promotion.reconcile import PromotionContext, move_aliases, reconcile
 from vlp_models.registry.versions import CHAMPION
 
 if TYPE_CHECKING:
@@ -155,6 +154,37 @@ def remove_aliases(params: Params, workspace: Workspace, report: ForgetReport, *
         champion = f"version {number}" if number else "none, until `vlp promote`"
         lines.append(f"{model}: {len(dirty)} versions lost their aliases; champion is {champion}")
     return lines
+
+
+def withdraw_versions(ctx: PromotionContext, versions: Set[int], reason: str) -> int | None:
+    """Remove every alias from these versions; they return only if requested by number. Return the champion afterwards.
+
+    Raises:
+        LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
+    """
+    with ctx.ledger.locked():
+        agreed = reconcile(ctx, allow_missing=True)
+        # Contents, because numbers change when a registry is rebuilt; a missing version has none.
+        contents = {agreed.registry.content(number) for number in versions} - {""}
+        ctx.ledger.append(
+            {
+                "action": "withdrawn",
+                "task": ctx.task,
+                "model": ctx.model,
+                "version": None,
+                "from": agreed.champion,
+                "versions": sorted(versions),
+                "contents": sorted(contents),
+                "reason": reason,
+                "by": ctx.user,
+            }
+        )
+        registry = move_aliases(ctx)  # first: an interruption must not leave the model without its champion
+        # Aliases that the ledger does not move, such as `challenger` and `run-RUN`.
+        for alias, version in registry.aliases.items():
+            if version in versions:
+                ctx.client.delete_registered_model_alias(ctx.model, alias)
+        return registry.champion
 
 
 def _record_withdrawal(ledger: Ledger, report: ForgetReport, by: str) -> None:

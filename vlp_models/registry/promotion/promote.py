@@ -1,4 +1,4 @@
-"""Promote, roll back and withdraw versions: decide, record the decision in the ledger, let MLflow's aliases follow.
+"""Promote and roll back versions: decide, record the decision in the ledger, let MLflow's aliases follow.
 
 A task has one champion, whichever run and model it came from; the gate judges the best of the newest versions of all
 runs. Everything happens under the ledger's lock, so of two promotions at the same time the second one meets the first
@@ -9,7 +9,7 @@ decided.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -239,37 +239,6 @@ def rollback(ctx: PromotionContext, *, champion_now: int | None = None) -> Decis
         _append_decision(ctx, decision, agreed.registry)
         move_aliases(ctx)
         return decision
-
-
-def withdraw(ctx: PromotionContext, versions: Set[int], reason: str) -> int | None:
-    """Remove every alias from these versions; they return only if requested by number. Return the champion afterwards.
-
-    Raises:
-        LedgerError: the ledger was changed, or it and MLflow's aliases disagree.
-    """
-    with ctx.ledger.locked():
-        agreed = reconcile(ctx, allow_missing=True)
-        # Contents, because numbers change when a registry is rebuilt; a missing version has none.
-        contents = {agreed.registry.content(number) for number in versions} - {""}
-        ctx.ledger.append(
-            {
-                "action": "withdrawn",
-                "task": ctx.task,
-                "model": ctx.model,
-                "version": None,
-                "from": agreed.champion,
-                "versions": sorted(versions),
-                "contents": sorted(contents),
-                "reason": reason,
-                "by": ctx.user,
-            }
-        )
-        registry = move_aliases(ctx)  # first: an interruption must not leave the model without its champion
-        # Aliases that the ledger does not move, such as `challenger` and `run-RUN`.
-        for alias, version in registry.aliases.items():
-            if version in versions:
-                ctx.client.delete_registered_model_alias(ctx.model, alias)
-        return registry.champion
 
 
 def _accept(ctx: PromotionContext, version: int, registry: Registry) -> Decision:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from vlp_models.common.packages import PREFIX, library_of
+from vlp_models.registry.borrowed import borrowed_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,50 +25,12 @@ class BorrowedWeights:
 
 
 def find_borrowed(lineage: Mapping[str, Any]) -> list[BorrowedWeights]:
-    """Return the weights of others in a version, from its lineage record.
-
-    They are those that its chain of checkpoints and its params name, and each checkpoint that has changed since, whose
-    own origin is unknown.
-    """
+    """Return the weights of others in a version, from its lineage record, with their licenses."""
     return [
         BorrowedWeights(role=role, source=source, license=_find_license(source, architecture))
         # Each source once, in the order in which they were found.
-        for role, source, architecture in dict.fromkeys(_sources(lineage))
+        for role, source, architecture in dict.fromkeys(borrowed_sources(lineage))
     ]
-
-
-def _sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (role, source, timm's name of the architecture)."""
-    params: Mapping[str, Any] = lineage.get("params", {})
-    # The models of its chain of checkpoints, and checkpoints that have changed since they were trained from (`note`).
-    parents, models = lineage.get("parents", []), {lineage.get("model", "")}
-    for parent in parents:
-        if parent["role"] == "starts from":
-            # `checkpoints/initial/MODEL` -> `MODEL`; an empty string for any other checkpoint, which matches no model.
-            models |= {parent["path"].partition("initial/")[2]}
-            if parent.get("note"):
-                yield "checkpoint", parent["path"], ""
-    for name, model in params.get("models", {}).items():
-        if name in models:
-            config = model.get("config", {})
-            backbone = config.get("stem_backbone") or config.get("backbone") or ""
-            for role, key, architecture in (
-                ("imported", "init", ""),
-                ("image weights", "image_init", backbone),
-                ("text weights", "text_init", ""),
-            ):
-                if model.get(key):
-                    yield role, model[key], architecture
-    # What its regions were computed with.
-    if any(parent["role"] == "detector" for parent in parents):
-        features, detector = params.get("features", {}), params.get("detector", {})
-        if isinstance(backbone := features.get(features.get("source")), Mapping):
-            yield "backbone", backbone["weights"], backbone.get("model", "")
-        elif features.get("source") == "detector" and detector.get("source") == "weights":
-            yield "detector", detector["weights"], ""
-    tokenizer = params.get("tokenizer", {})
-    if tokenizer.get("source") == "vocab" and tokenizer["vocab"].startswith(PREFIX):
-        yield "vocabulary", tokenizer["vocab"], ""
 
 
 def _find_license(source: str, architecture: str) -> str:
