@@ -6,6 +6,7 @@ mirrored, in another file.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -59,7 +60,8 @@ def make_project(root: Path) -> Path:
         name: {"task": "captioning", "start": f"pretrain/{name}", "sources": own, "evaluate_on": ["scenes"], **RUN}
         for name, own in sources.items()
     }
-    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    # Through JSON, since a value in two places would be written as an alias, which params.yaml does not support.
+    (root / "params.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(raw)), sort_keys=False))
     words = sorted({word for file in root.rglob("captions_*.json") for word in file.read_text().lower().split('"')})
     letters = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
