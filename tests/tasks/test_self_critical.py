@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from toy_dataset import CLASSES, FEATURE_DIM, TRAINER, KilledAt, Toy, same_weights
@@ -97,6 +98,31 @@ def test_loss_equals_that_of_samples_one_by_one(toy: Toy, tmp_path: Path, baseli
     assert float(loss.parts["reward"].mean) == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
     assert float(loss.parts["sample_length"].mean) == pytest.approx(tokens / 15)
     assert ("reward_greedy" in loss.parts) is (baseline == "greedy")
+
+
+def test_temperature_is_that_of_samples_and_of_the_gradient(toy: Toy, tmp_path: Path) -> None:
+    task = captioner(toy)
+    teach(task, toy, 12)
+    loss_of = make(task, toy, tmp_path, samples=3, baseline="leave_one_out", temperature=0.5)
+    batch = task.collate(samples(toy, "images")[:5])
+    loss = loss_of(batch, update=0, generator=generator())
+
+    tokenizer, model = toy.tokenizer, task.model.eval()
+    ends = {"max_len": 7, "bos_id": tokenizer.cls_id, "eos_id": tokenizer.sep_id}
+    drawn = sample(model, batch.image, num_samples=3, temperature=0.5, generator=generator(), **ends)
+    words = [[[*tokenizer.merge(h.ids), *[SEP] * (len(h.ids) < 7)] for h in group] for group in drawn]
+    reward = np.stack([loss_of.reward.score(i, group) for i, group in zip(batch.image_ids, words, strict=True)])
+    total, tokens = 0.0, 0
+    for row, group in enumerate(drawn):
+        for k, hypothesis in enumerate(group):
+            state = model.start(batch.image.select(torch.tensor([row])), max_len=7)
+            advantage = reward[row, k] - (reward[row].sum() - reward[row, k]) / 2
+            read = tokenizer.cls_id
+            for token in [*hypothesis.ids, tokenizer.sep_id][:7]:
+                logits, state = model.step(torch.tensor([read]), state)
+                total -= float((logits[0] / 0.5).log_softmax(-1)[token]) * advantage
+                tokens, read = tokens + 1, token
+    assert float(loss.mean.detach()) == pytest.approx(total / tokens, rel=1e-4)
 
 
 @pytest.mark.parametrize("structure", ["decoupled", "two_stream", "single_stream"])
@@ -269,6 +295,7 @@ def test_images_without_captions_are_skipped_and_counted(
             {"self_critical": {"samples": 1, "baseline": "leave_one_out"}},
             r"`o\.self_critical`: `samples: 1` is too few",
         ),
+        ({"self_critical": {"temperature": 0}}, r"`o\.self_critical\.temperature: 0.0` should be greater than 0"),
         ({"self_critical": {}, "label_smoothing": 0.1}, r"`o`: `label_smoothing` does not apply to self-critical"),
         ({"self_critical": {}, "targets": "masked"}, r"`o`: `targets: masked` does not apply to self-critical"),
     ],
