@@ -87,6 +87,13 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "export_weights": {"int8": "vlp_models.contrib.int8.equivalence:make_equivalent_bundle"},
         "quantized_layers": {"int8": "vlp_models.contrib.int8.layers:use_int8_layers"},
     },
+    "joined_features": {
+        "params": {"features.joined": "vlp_models.contrib.joined_features.params:JoinedParams"},
+        "region_sources": {"joined": "vlp_models.vision.extractors:open_source"},
+        "extractors": {"joined": "vlp_models.contrib.joined_features.joined:JoinedExtractor"},
+        "detectors": {"joined": "vlp_models.contrib.joined_features.joined:make_joined"},
+        "backbone_checks": {"joined": "vlp_models.contrib.joined_features.joined:check_joined"},
+    },
     "label": {},
     "languages": {"fitting_presets": {"vocabulary": "vlp_models.contrib.languages.vocabulary:choose_vocabulary"}},
     "launchers": {

@@ -163,7 +163,8 @@ class TimmParams:
 class FeaturesParams(Extensible):
     prefix: ClassVar[str] = "features."
 
-    # boxes: ground-truth objects as symbols; tsv, npz: imported features; tower: patches of a CLIP or SigLIP
+    # boxes: ground-truth objects as symbols; tsv, npz: imported features; tower: patches of a CLIP or SigLIP; joined:
+    # several models of timm
     source: Annotated[str, OneOf("region_sources", "detector", "timm", "grid", "boxes")]
     content: Literal["roi", "probabilities"]  # of a detected region: RoI head features, or class probabilities
     path: str  # of tsv and npz
@@ -176,6 +177,15 @@ class FeaturesParams(Extensible):
     def backbone(self) -> Any:
         """The section of the source that has one, `features.timm` or that of a folder of contrib; else None."""
         return self.timm if self.source == "timm" else self.sections.get(self.source)
+
+    @property
+    def backbones(self) -> dict[str, Any]:
+        """Key in params.yaml -> the section of each network of `backbone`, which is one or has several `models`."""
+        key, backbone = f"features.{self.source}", self.backbone
+        models = getattr(backbone, "models", None)
+        if models is not None:
+            return {f"{key}.models.{number}": model for number, model in enumerate(models)}
+        return {} if backbone is None else {key: backbone}
 
 
 @dataclass(frozen=True, kw_only=True)

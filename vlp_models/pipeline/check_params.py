@@ -19,7 +19,7 @@ from vlp_models.metrics import METRICS
 from vlp_models.models import add_objectives, own_objectives
 from vlp_models.models.checkpoint_info import CheckpointInfo
 from vlp_models.models.meta_model import META_FACTS, meta_model, model_inputs, without_weights
-from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams, RecipeParams
+from vlp_models.params import FinetuneParams, ModelParams, Params, PretrainParams, RecipeParams, TimmParams
 from vlp_models.params.runs import TrainingParams, split_start
 from vlp_models.params.schema import check_known, suggestion
 from vlp_models.pipeline.dvc.graph import STAGES, InUse
@@ -71,10 +71,10 @@ def check_runs(params: Params) -> None:
         params.validate.min_image_side,
         params.validate.max_image_pixels,
     )
-    if params.features.source == "timm":
-        timm = params.features.timm
-        _check_timm("features.timm.model", timm.model, timm.model)
-        _check_timm("features.timm.weights", timm.weights, pretrained_model_name(timm.weights, ""))
+    for key, backbone in params.features.backbones.items():
+        if isinstance(backbone, TimmParams):
+            _check_timm(f"{key}.model", backbone.model, backbone.model)
+            _check_timm(f"{key}.weights", backbone.weights, pretrained_model_name(backbone.weights, ""))
     if check := BACKBONE_CHECKS.get(params.features.source):
         import_target(check)(params.features.backbone)
     # runs
@@ -176,12 +176,16 @@ def _check_pretraining(name: str, run: PretrainParams, params: Params) -> None:
 
 def _check_classes(where: str, model: ModelParams, config_at: str, run: PretrainParams, params: Params) -> None:
     """Refuse objectives that need class probabilities (TDEN's moc) of an encoder without any: SigLIP, DINO."""
-    features, timm = params.features, params.features.timm
-    encoder, is_timm = pretrained_model_name(timm.weights, timm.model), features.source == "timm"
-    # A source of contrib that has a section has no classes.
-    if features.backbone is None or (is_timm and (timm.classes or pretrained_weights.has_classifier(encoder))):
+    if not params.features.backbones:
         return
-    setting = f"features.timm.model: {encoder}" if is_timm else f"features.source: {features.source}"
+    key, backbone = next(iter(params.features.backbones.items()))  # classes are those of the first
+    setting = f"features.source: {params.features.source}"
+    # No source of contrib has classes but by timm.
+    if isinstance(backbone, TimmParams):
+        encoder = pretrained_model_name(backbone.weights, backbone.model)
+        if backbone.classes or pretrained_weights.has_classifier(encoder):
+            return
+        setting = f"{key}.model: {encoder}"
     lost = {*own_objectives(meta_model(model, config_at))} - {
         *own_objectives(meta_model(model, config_at, classes=False))
     }

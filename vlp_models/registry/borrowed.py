@@ -38,7 +38,8 @@ def borrowed_sources(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str, str
     if any(parent["role"] == "detector" for parent in parents):
         features, detector = params.get("features", {}), params.get("detector", {})
         if isinstance(backbone := features.get(features.get("source")), Mapping):
-            yield "backbone", backbone["weights"], backbone.get("model", "")
+            for part in backbone.get("models", [backbone]):
+                yield "backbone", part["weights"], part.get("model", "")
         elif features.get("source") == "detector" and detector.get("source") == "weights":
             yield "detector", detector["weights"], ""
     tokenizer = params.get("tokenizer", {})

@@ -21,7 +21,12 @@ from vlp_models.params import Params
 NARROW = 240  # pixels of a picture's longer side as the page shows it
 PATCH_SIDE = 72  # pixels of a patch's longer side
 BOXES_SHOWN = 6
-CELLS = ("timm", "tower", "grid")  # values of `features.source` whose regions are cells of a grid, not objects
+CELLS = (
+    "timm",
+    "tower",
+    "joined",
+    "grid",
+)  # values of `features.source` whose regions are cells of a grid, not objects
 
 
 @dataclass(frozen=True, kw_only=True)

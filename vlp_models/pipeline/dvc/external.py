@@ -52,9 +52,8 @@ def plugins_in_use(params: Params, views: Iterable[str], metrics: Iterable[str])
 def detector_inputs(params: Params) -> list[str]:
     """Return the dependencies of the stage `detector`, which prepares the detector or backbone."""
     weights = [dependency(source) for source, _ in _image_weights(params)]
-    if (backbone := params.features.backbone) is not None:
-        classes = getattr(backbone, "classes", "")
-        return [*weights, *([classes] if classes else [])]
+    if backbones := params.features.backbones.values():
+        return [*weights, *(backbone.classes for backbone in backbones if getattr(backbone, "classes", ""))]
     return [*([] if params.detector.source == "none" else ["data/validated/boxed.parquet"]), *weights]
 
 
@@ -193,10 +192,7 @@ def check_files(params: Params, root: Path, *, regions: bool) -> None:
 
 def _image_weights(params: Params) -> list[tuple[str, str]]:
     """Return source and params key of the backbone's or detector's weights, unless a library downloads them."""
-    if (backbone := params.features.backbone) is not None:
-        weights, key = backbone.weights, f"features.{params.features.source}.weights"
-    elif params.detector.source == "weights":
-        weights, key = params.detector.weights, "detector.weights"
-    else:
-        return []
-    return [(weights, key)] if weights and not library_of(weights) else []
+    weights = {f"{key}.weights": backbone.weights for key, backbone in params.features.backbones.items()}
+    if params.features.backbone is None and params.detector.source == "weights":
+        weights = {"detector.weights": params.detector.weights}
+    return [(source, key) for key, source in weights.items() if source and not library_of(source)]
