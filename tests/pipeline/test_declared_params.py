@@ -19,6 +19,7 @@ from vlp_models.cli.presets import apply_overlay
 from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace
 from vlp_models.params import FeaturesParams, Params, TrainerParams, load_params, to_plain
+from vlp_models.params.schema import contrib_sections
 from vlp_models.pipeline.dvc.dvc_yaml import params_of
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES
 from vlp_models.pipeline.stages.plan import planned
@@ -34,6 +35,7 @@ ALLOWED = {
     **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune")},
     ("evaluate", "evaluate.*"): "data/plan/evaluate holds what the task depends on, and nothing else reaches it",
     **{("features", f"features.{key}.*"): reason for key, reason in NO_EFFECT[FeaturesParams].items()},
+    **{("features", f"features.{key}.*"): "in the id of data/detector" for key in contrib_sections(FeaturesParams)},
     ("detector", "features.source"): "its value decides which sections dvc.yaml declares",
     ("shards", "models.*"): "data/plan/reads.json holds what the stage needs of it",
     ("shards", "validate.m*"): "limits that every image of data/validated has passed",
@@ -74,9 +76,11 @@ class Recorder:
         self._add(params, "")
         recorder = self
 
+        names = {type(section): {f.name for f in dataclasses.fields(section)} for section in self._sections}
+
         def read(self: Any, name: str) -> Any:
             value = object.__getattribute__(self, name)
-            if name in type(self).__dataclass_fields__ and not _is_section(value):
+            if name in names[type(self)] and not _is_section(value):
                 recorder._record(self, name)
             return value
 
@@ -150,7 +154,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Reads
                 found.setdefault(stage, {})[key] = {
                     name: callers
                     # A section of contrib is a key of params.yaml as well.
-                    for name, callers in ((key.removeprefix("sections."), c) for key, c in recorder.reads.items())
+                    for name, callers in ((key.replace("sections.", ""), c) for key, c in recorder.reads.items())
                     if not any(f"{name}.".startswith(f"{prefix}.") for prefix in declared)
                 }
     return found
