@@ -300,6 +300,9 @@ def test_frozen_parts_are_bitwise_unchanged_until_they_thaw_even_after_resume(to
 
     _, result = check_resume(fit, tmp_path, 5, 12, 14)
     assert result.steps == 18
+    # DDP computes all gradients in the frozen epochs: the same updates.
+    trained, _ = fit(tmp_path / "ddp", strategy="ddp", devices=1)
+    assert all(torch.equal(tensor, trackers[0].seen[18][name]) for name, tensor in trained.state_dict().items())
     for step, state in trackers[0].seen.items():
         for name in start:
             same = torch.equal(state[name], start[name])

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from vlp_models.data.batch import Batch
@@ -190,7 +191,8 @@ class TrainingModule(LightningModule):
         """Set training mode once per epoch: which parts are frozen depends on it."""
         if self._mode_epoch != self._epoch:
             self._mode_epoch = self._epoch
-            self.freezing.train(self._epoch)
+            alone = isinstance(self.trainer.strategy, SingleDeviceStrategy)
+            self.freezing.train(self._epoch, all_gradients=not alone)
 
     def _add_remaining_counts(self, update: int) -> None:
         """Add the counts of the update's remaining micro-batches to the divisors."""

@@ -24,7 +24,6 @@ from vlp_models.common.device import has_native_bfloat16
 from vlp_models.errors import ParamsError
 from vlp_models.models.layers.blocks import BLOCKS
 from vlp_models.models.protocols import GroupsParameters
-from vlp_models.objectives.distributed import world_size
 from vlp_models.params import GroupParams, OptimizerParams
 from vlp_models.params.schema import suggestion
 from vlp_models.training.sharding import own_part, sharded_like, whole_like
@@ -96,8 +95,8 @@ class Freezing:
     """Keep parts of a model unchanged, parameters and running statistics, forever or for the first epochs.
 
     A frozen module is in eval mode: no dropout, and its running statistics stay. Frozen parameters need no gradient.
-    But DDP and FSDP must know all that are trained later from the start: with several processes, the gradients of
-    those are dropped before each update. An optimizer skips parameters without a gradient: no decay, no momentum.
+    But DDP and FSDP must know all that are trained later from the start: with them the gradients of those are dropped
+    before each update. An optimizer skips parameters without a gradient: no decay, no momentum.
     """
 
     def __init__(self, module: nn.Module, params: Mapping[str, GroupParams]) -> None:
@@ -113,13 +112,16 @@ class Freezing:
                 elif group.frozen_epochs and parameter.requires_grad:
                     self._until[id(parameter)] = group.frozen_epochs
 
-    def train(self, epoch: int) -> None:
-        """Set training mode, except for what is frozen in this epoch."""
+    def train(self, epoch: int, *, all_gradients: bool = False) -> None:
+        """Set training mode, except for what is frozen in this epoch.
+
+        all_gradients: compute those of what thaws later, too.
+        """
         self._module.train()
         # A module is in eval mode if all of its parameters are frozen; one without parameters (dropout) follows its
         # parents.
         frozen = {id(p) for p in self.frozen(epoch)}
-        if world_size() == 1:
+        if not all_gradients:
             for parameter in self._module.parameters():
                 if self._until.get(id(parameter), math.inf) < math.inf:
                     parameter.requires_grad_(id(parameter) not in frozen)
