@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vlp_models.data.tokenizer import Tokenizer
 from vlp_models.models import DataFacts, build_model
 from vlp_models.models.checkpoint import CheckpointInfo, write_checkpoint
 from vlp_models.params import Params, load_params, to_plain
+from vlp_models.serving.bundle import write_bundle
 from vlp_models.tasks import task_class
 
 SPLITS = ("train", "train", "train", "train", "train", "train", "val", "val", "test")
@@ -78,6 +80,17 @@ def params_with(*, detector: dict[str, Any] | None = None, features: dict[str, A
         data={"drawn": dataclasses.replace(params.data["scenes"], root="images")},
         detector=dataclasses.replace(params.detector, **quick | (detector or {})),
         features=dataclasses.replace(params.features, **features or {}),
+    )
+
+
+def write_captioner_bundle(bundle: Path, params: Params, workspace: Workspace) -> None:
+    """A bundle of an untrained captioner for the workspace's features; its checkpoint is next to it."""
+    manifest = json.loads((workspace.features / "manifest.json").read_text())
+    write_bundle(
+        bundle,
+        checkpoint=write_captioner(bundle.parent / "checkpoint", manifest),
+        detector=workspace.detector,
+        features=to_plain(params.features),
     )
 
 

@@ -46,15 +46,24 @@ def region_generation(generated_MD: Tensor, targets_MD: Tensor, *, reduction: Li
 # ---- Self-critical sequence training -----------------------------------------------------------------------------
 
 
-def self_critical(logits_MV: Tensor, drawn_M: Tensor, advantage_M: Tensor, *, name: str = "self_critical") -> Loss:
+def self_critical(
+    logits_MV: Tensor,
+    drawn_M: Tensor,
+    advantage_M: Tensor,
+    *,
+    temperature: float = 1.0,
+    name: str = "self_critical",
+) -> Loss:
     """Return REINFORCE's loss with a baseline: the sum over sampled tokens of -log p(token) * advantage.
 
     S. J. Rennie et al.: "Self-critical Sequence Training for Image Captioning", CVPR 2017, equation 8.
 
     drawn_M int64: the tokens of all samples, up to and including each sample's first [SEP]; advantage_M: the advantage
-    of the sample that each token belongs to.
+    of the sample that each token belongs to; temperature: p is softmax(logits / temperature), as in sampling.
     """
     logits_MV = at_least_float32(logits_MV)
+    if temperature != 1:
+        logits_MV = logits_MV / temperature
     # (M, V), (M,) -> (M,): -log p of each drawn token, before it is weighted.
     total = (F.cross_entropy(logits_MV, drawn_M, reduction="none") * advantage_M).sum()
     return Loss.of(total, len(drawn_M), **{name: total})

@@ -114,10 +114,11 @@ class SelfCriticalLoss:
         text = dataclasses.replace(self._as_text(sampled, device), owner_N=owner_N.to(device))
         at_NT = text.has_next_BT
         loss = self_critical(
-            self._model.generation_logits(batch.image, text, at_NT) / self.params.temperature,
+            self._model.generation_logits(batch.image, text, at_NT),
             text.next_tokens(at_NT),
             # (N,) -> (N, T) -> (M,): each token has the advantage of its caption.
             advantage_N[:, None].expand_as(at_NT)[at_NT],
+            temperature=self.params.temperature,
         )
         parts = {
             **loss.parts,

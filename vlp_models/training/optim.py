@@ -115,7 +115,7 @@ class Freezing:
     def train(self, epoch: int, *, all_gradients: bool = False) -> None:
         """Set training mode, except for what is frozen in this epoch.
 
-        all_gradients: compute those of what thaws later, too.
+        all_gradients: also compute gradients that are dropped until their parameters thaw.
         """
         self._module.train()
         # A module is in eval mode if all of its parameters are frozen; one without parameters (dropout) follows its

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coco_toys import MOBILE, keep_coco_detector
-from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner, write_objects
+from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner_bundle, write_objects
 
 from vlp_models.common.io import read_json
 from vlp_models.data.features import FeatureStore
 from vlp_models.data.tables import read_table
-from vlp_models.params import to_plain
 from vlp_models.pipeline.stages import detector, features
-from vlp_models.serving.bundle import why_not_served, write_bundle
+from vlp_models.serving.bundle import why_not_served
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 
@@ -52,12 +51,7 @@ def test_coco_detector_by_name_extracts_regions_and_is_served(tmp_path: Path, mo
     assert stored.features.shape == (5, 1024) and stored.class_probs.shape == (5, 91)
 
     bundle = tmp_path / "bundle"
-    write_bundle(
-        bundle,
-        checkpoint=write_captioner(tmp_path / "checkpoint", manifest),
-        detector=workspace.detector,
-        features=to_plain(params.features),
-    )
+    write_captioner_bundle(bundle, params, workspace)
     assert "contrib/detector/regions.py" in read_json(bundle / "content.json")["code"]
     shutil.rmtree(workspace.detector)
     predictor, picture = Predictor(bundle), tmp_path / "images" / "0.png"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from cloned_project import copy_project, run, run_in_process
-from drawn_workspace import make_workspace, params_with, write_captioner
+from drawn_workspace import make_workspace, params_with, write_captioner_bundle
 from photos import photo
 from test_two_towers import SIZES, TOLERANCE
 from transformers import AutoModel
@@ -29,10 +29,9 @@ from vlp_models.contrib.hub_models.transformers_towers import library_class
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, VLPError
-from vlp_models.params import Params, parse_params, to_plain
+from vlp_models.params import Params, parse_params
 from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.stages import detector, features
-from vlp_models.serving.bundle import write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 from vlp_models.vision.image_io import to_tensor
@@ -131,12 +130,7 @@ def test_a_bundle_serves_without_the_folder_and_other_weights_are_other_regions(
     features.run(params, workspace)
     assert hash_path(workspace.features) == whole
     bundle = tmp_path / "bundle"
-    write_bundle(
-        bundle,
-        checkpoint=write_captioner(tmp_path / "checkpoint", manifest),
-        detector=workspace.detector,
-        features=to_plain(params.features),
-    )
+    write_captioner_bundle(bundle, params, workspace)
 
     # the same folder with other weights
     model = AutoModel.from_pretrained(folder)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from drawn_workspace import make_workspace, params_with, write_captioner
+from drawn_workspace import make_workspace, params_with, write_captioner_bundle
 from timm_toys import SMALL, write_weights
 
 from vlp_models.common.workspace import Workspace
@@ -23,7 +23,6 @@ from vlp_models.pipeline.check_params import check_runs
 from vlp_models.pipeline.dvc.external import detector_inputs
 from vlp_models.pipeline.stages import detector, features
 from vlp_models.registry.borrowed import borrowed_sources
-from vlp_models.serving.bundle import write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 from vlp_models.vision.timm_backbone import CellExtractor, load_backbone
@@ -69,12 +68,7 @@ def test_a_bundle_serves_them_and_damage_is_found(prepared: tuple[Params, Worksp
     stored = FeatureStore(workspace.features).get("drawn/0")
     assert manifest["feature_dim"] == stored.features.shape[1] and len(manifest["classes"]) == 1001
     bundle = tmp_path / "bundle"
-    write_bundle(
-        bundle,
-        checkpoint=write_captioner(tmp_path / "checkpoint", manifest),
-        detector=workspace.detector,
-        features=to_plain(params.features),
-    )
+    write_captioner_bundle(bundle, params, workspace)
     predictor, picture = Predictor(bundle), workspace.root / "images" / "0.png"
     assert predictor.extractor is not None
     (served,) = predictor.extractor.extract([open_image(picture)])

@@ -19,7 +19,7 @@ from torch import Tensor
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.joined_features.params import JoinedParams
 from vlp_models.data.sample import RegionArrays
-from vlp_models.errors import CheckpointError, ParamsError
+from vlp_models.errors import CheckpointError, ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.vision.saved_network import read_config, write_config
 from vlp_models.vision.timm_backbone import CellExtractor, load_backbone, make_backbone, save_backbone
@@ -49,7 +49,7 @@ def make_joined(params: Params, workspace: Workspace, directory: Path) -> dict[s
     for number, part in enumerate(p.models):
         try:
             backbone = make_backbone(part, workspace.root)
-        except (ParamsError, CheckpointError) as error:  # they name the section of a single model
+        except VLPError as error:  # they name the section of a single model
             raise type(error)(str(error).replace("features.timm", f"features.joined.models.{number}")) from None
         config = backbone.model.config
         (directory / str(number)).mkdir()
