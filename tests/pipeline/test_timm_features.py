@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner
+from drawn_workspace import SPLITS, make_workspace, params_with
 from timm_toys import SMALL, write_weights
 
 from vlp_models.common.io import hash_path
@@ -21,11 +21,10 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureStore
 from vlp_models.errors import CheckpointError, MissingToolError
-from vlp_models.params import Params, TimmParams, to_plain
+from vlp_models.params import Params, TimmParams
 from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.stages import detector, plan
 from vlp_models.pipeline.stages.features import run
-from vlp_models.serving.bundle import write_bundle
 from vlp_models.serving.images import open_image
 from vlp_models.serving.predictor import Predictor
 
@@ -77,12 +76,7 @@ def test_chosen_levels_are_in_the_features_and_in_what_is_served(workspace: Work
     stored = FeatureStore(workspace.features).get("drawn/0")
 
     bundle = workspace.root / "bundle"
-    write_bundle(
-        bundle,
-        checkpoint=write_captioner(workspace.root / "checkpoint", manifest),
-        detector=workspace.detector,
-        features=to_plain(params.features),
-    )
+    write_captioner_bundle(bundle, params, workspace)
     shutil.rmtree(workspace.detector)
     predictor, picture = Predictor(bundle), workspace.root / "images" / "0.png"
     assert predictor.extractor is not None
