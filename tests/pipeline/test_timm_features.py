@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_workspace import SPLITS, make_workspace, params_with
+from drawn_workspace import SPLITS, make_workspace, params_with, write_captioner_bundle
 from timm_toys import SMALL, write_weights
 
 from vlp_models.common.io import hash_path
