@@ -24,7 +24,7 @@ STEPS = 3
 PROJECT_FOLDERS = ("packages/", "promotions/", "presets/", "plugins/")
 PROJECT_FILES = (
     *("dvc.lock", "params.yaml", "dvc.yaml"),
-    *("packages", "promotions", "presets", "plugins", "*.dvc", WITHDRAWN),
+    *("packages", "promotions", "presets", "plugins", "*.dvc", "data/*.gitignore", WITHDRAWN),
 )
 ADDRESS = "http://127.0.0.1:5000"
 

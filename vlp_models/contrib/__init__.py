@@ -24,6 +24,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
+    "commit": {"last_parts": {"commit": "vlp_models.contrib.commit.flow:commit_parts"}},
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
     "croissant": {},
     "data_notes": {

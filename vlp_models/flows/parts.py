@@ -22,6 +22,7 @@ from vlp_models.registry.receipts import find_lost_versions, is_report_outdated
 NO_INBOX = "no inbox"
 REFUSED, DRIFTED = 3, 4  # exit codes of `vlp promote` and `vlp drift`
 NEW_DATA_PARTS = Table("new_data_parts", {})  # part -> `module:function` that returns it, called with the params
+LAST_PARTS = Table("last_parts", {})  # name -> `module:function` that returns a list of parts, called with the params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ def retrain_parts(params: Params) -> list[Part]:
         # With evidence: judged only if something has changed since; the flow `promote` always judges.
         *(replace(promotion_part(task), evidence=partial(_promotion_evidence, params, task)) for task in tasks),
         report,
+        *(part for target in LAST_PARTS.values() for part in import_target(target)(params)),
     ]
 
 

@@ -220,6 +220,7 @@ PARTS = (
     "register",
     "promote",
     "report",
+    "commit",
 )
 
 
@@ -232,6 +233,7 @@ class FlowParams:
     gpu_limit        Prefect global concurrency limit that a stale GPU stage takes a slot of; empty: none
     retry_delays     seconds before each retry
     wait_minutes     how long to wait for another run to release the workspace
+    commit           commit and push what a run changed (`vlp commit`); needs contrib/commit
     timeout_hours    part -> hours; a part without an entry has no limit
     """
 
@@ -241,6 +243,7 @@ class FlowParams:
     gpu_limit: str = "gpu"
     retry_delays: list[NonNegativeInt] = field(default_factory=lambda: [10, 30, 60])
     wait_minutes: NonNegativeFloat = 720.0
+    commit: bool = False
     timeout_hours: dict[str, PositiveFloat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     prefect = [sys.executable, "-m", "prefect"]
     api = {"PREFECT_API_URL": f"{url}/api", "no_proxy": "localhost,127.0.0.1,::1", "all_proxy": ""}
     assert f"export no_proxy={api['no_proxy']} all_proxy=   #" in up.stdout
-    assert "prefect deployment run retrain/weekly " in up.stdout
+    assert "prefect deployment run retrain/weekly " in up.stdout and "flow.commit=true" in up.stdout
     watched = run(project, *prefect, "deployment", "run", "retrain/weekly", "--watch", **api)
     assert "Completed" in watched, watched
     assert "nothing was stale; nothing ran" in (project / ".work" / "stack" / "worker.log").read_text()

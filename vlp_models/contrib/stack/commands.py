@@ -26,7 +26,8 @@ from vlp_models.common.packages import require_module
 from vlp_models.common.source_hash import refuse_other_package
 from vlp_models.contrib.stack.keep import cancel_dead_runs
 from vlp_models.contrib.stack.processes import DEFAULT_PORT, KEEPERS, POOL, Stack, flow_processes, start_process
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, ParamsError
+from vlp_models.params import load_params
 from vlp_models.pipeline.guard import stopped_by_signals
 
 POOL_LIMIT = 3  # one run works, two may wait for the workspace
@@ -176,6 +177,9 @@ def print_next(stack: Stack) -> None:
         for schedule in weekly["schedules"]:
             if not schedule["active"]:
                 typer.echo(f"prefect deployment schedule resume {WEEKLY} {schedule['id']}   # start the schedule")
+    with suppress(ParamsError):  # an invalid params.yaml is the first run's to report
+        if not load_params(stack.root / "params.yaml").flow.commit:
+            typer.echo("vlp use --set flow.commit=true   # let each run commit and push what it changes")
     typer.echo(
         "vlp status   # what runs, and the next scheduled run\nvlp down   # stop both; a training saves its state"
     )
