@@ -15,9 +15,8 @@ import yaml
 
 from vlp_models.common.log import StderrHandler
 from vlp_models.common.redaction import redact, redact_yaml, redacted, without_secrets
-from vlp_models.flows.notify import notify
 from vlp_models.flows.process import StageFailed, TimedOut, run_supervised
-from vlp_models.params import FlowParams, TrackingParams
+from vlp_models.params import TrackingParams
 from vlp_models.registry import mlflow_run
 from vlp_models.registry.client import tracking_errors
 from vlp_models.registry.evaluations import log_lineage
@@ -112,7 +111,7 @@ def test_lineage_stored_with_a_version() -> None:
     assert SECRET not in json.dumps(kept) and "127.0.0.1" in kept["lineage/params.yaml"]
 
 
-def test_failed_part_and_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_part(tmp_path: Path) -> None:
     lines: list[str] = []
     with pytest.raises(StageFailed) as caught:
         run_supervised(
@@ -120,11 +119,6 @@ def test_failed_part_and_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
     output = "".join(lines) + str(caught.value).partition("exited with code")[2]
     assert "127.0.0.1" in output and SECRET not in output
-    sent: list[Any] = []
-    monkeypatch.setattr("vlp_models.flows.notify._post", lambda url, body, timeout: sent.append(body) or "")
-    params = FlowParams(webhook="http://127.0.0.1:9/", notify="all")
-    notify(params, flow="f", run="r", state="Failed", message=f"at {URI}", bad=True, log=lines.append)
-    assert "127.0.0.1" in json.dumps(sent) and SECRET not in json.dumps(sent)
 
 
 def test_exception_of_any_type_leaves_without_secrets() -> None:

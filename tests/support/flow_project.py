@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,19 @@ class Listener(http.server.ThreadingHTTPServer):
         self.answer, self.delay = 200, threading.Event()
         self.slow = False
         self.url = f"http://127.0.0.1:{self.server_port}/hook?token=secret"
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Listener]:
+    """Run a receiver during the block."""
+    server = Listener()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.delay.set()
+        server.shutdown()
+        server.server_close()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -122,6 +122,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "publish": "vlp_models.contrib.lora.adapters:publish_adapters",
         },
     },
+    "notify": {
+        "notifiers": {"webhook": "vlp_models.contrib.notify.webhook:notify"},
+        "status_lines": {"disk": "vlp_models.contrib.notify.events:describe_forecast"},
+    },
     "parallel_finetune": {
         "before_repro": {"parallel_finetune": "vlp_models.contrib.parallel_finetune.run:finetune_in_parallel"}
     },

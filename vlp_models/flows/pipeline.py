@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
-from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import DRIFTED, Part
 from vlp_models.flows.process import (
     WORTH_A_RETRY,
@@ -28,6 +28,7 @@ from vlp_models.flows.process import (
     run_supervised,
     update_dvc_yaml,
 )
+from vlp_models.flows.tell import tell
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
@@ -160,15 +161,9 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
     Args:
         select: returns the parts; called with params.yaml as it is once the workspace is held, after hours of waiting.
     """
-    label = f"{name} {time.strftime('%F %T')}"
-    settings = read_webhook(root / "params.yaml")
-
-    def report(state: str, message: str, bad: bool) -> None:
-        notify(settings, flow=name, run=label, state=state, message=message, bad=bad, log=log)
-
+    report = partial(tell, root, log, flow=name, run=f"{name} {time.strftime('%F %T')}")
     try:
         params = load_params(root / "params.yaml")
-        settings = params.flow
         # Before the wait for the workspace, which may take hours.
         select(params)  # reports a wrong parameter before the run waits for anything
         with hold_workspace(root, f"{name} without a server", params.flow.wait_minutes * 60, log) as lock_fd:
@@ -177,22 +172,21 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
             update_dvc_yaml(root, log, lock_fd=lock_fd)
             # Read again: an edit during the wait counts.
             params = load_params(root / "params.yaml")
-            settings = params.flow
             run = Run(root, lock_fd, params.flow.timeout_hours)
             for part in select(params):
                 _run_with_retries(run, part, params.flow.retry_delays, log)
     except WorkspaceInUse as error:
-        report("Cancelled", str(error), True)  # Prefect's name of the state; plain-ok
+        report(state="Cancelled", message=str(error), bad=True)  # Prefect's name of the state; plain-ok
         raise
     except KeyboardInterrupt:
-        report("Cancelled", "interrupted", True)  # plain-ok
+        report(state="Cancelled", message="interrupted", bad=True)  # plain-ok
         raise
     except Exception as error:  # a failed stage, a full disk, a bug: the flow may run unattended
-        report("Failed", str(error) or type(error).__name__, True)
+        report(state="Failed", message=str(error) or type(error).__name__, bad=True)
         raise
     line = summarize(run.outcomes)
     log(line)
-    report("Completed", line, any(outcome.state == "refused" for outcome in run.outcomes))
+    report(state="Completed", message=line, bad=any(outcome.state == "refused" for outcome in run.outcomes))
     return run.outcomes
 
 

@@ -17,14 +17,14 @@ from prefect.concurrency.sync import concurrency
 from prefect.logging import get_logger
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelled, Completed  # plain-ok
+from prefect.utilities.urls import url_for
 
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import without_secrets
-from vlp_models.errors import ParamsError
-from vlp_models.flows.notify import notify, read_webhook
 from vlp_models.flows.parts import Part
 from vlp_models.flows.pipeline import Run, summarize
 from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, outlive_worker, update_dvc_yaml
+from vlp_models.flows.tell import tell
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
@@ -87,15 +87,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
             return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
     except WorkspaceInUse as error:
         # Prefect calls no hook for a flow that returns this state itself.
-        notify(
-            params.flow,
-            flow=flow,
-            run=name,
-            state="Cancelled",  # plain-ok
-            message=str(error),
-            bad=True,
-            log=logger.warning,
-        )
+        tell(folder, logger.warning, flow=flow, run=name, state="Cancelled", message=str(error), bad=True)  # plain-ok
         return Cancelled(message=str(error))  # plain-ok
 
 
@@ -117,7 +109,9 @@ def bring_up_to_date(run: Run, part: Part, gpu_limit: str) -> State[Any]:
     """Run one part of the pipeline; the name of its state is whether it ran, was up to date, or was refused."""
     logger = get_run_logger()
     outcome = run.run_part(part, logger.info, lambda: gpu_slot(gpu_limit, logger.warning))
-    return Completed(name=STATES[outcome.state], message=outcome.detail or None)
+    # `refused (inconclusive): version 3`: the gate found no gain, and excluded none.
+    is_inconclusive = outcome.state == "refused" and outcome.detail.startswith("refused (inconclusive)")
+    return Completed(name="Inconclusive" if is_inconclusive else STATES[outcome.state], message=outcome.detail or None)
 
 
 @contextlib.contextmanager
@@ -157,30 +151,21 @@ def publish(run: Run, params: Params) -> None:
 
 
 def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Notify the webhook of the end of a run (state hook of every flow). Never raise.
+    """Tell how a run has ended (state hook of every flow). Never raise.
 
     The parameter names are Prefect's: a worker passes them by name.
     """
-    logger = get_logger("flows")
-    file = Path(str(flow_run.parameters.get("root", "."))) / "params.yaml"
-    try:
-        # A params.yaml that is invalid must not silence the notification of the failure that it caused.
-        params = load_params(file).flow
-    except ParamsError as error:
-        params = read_webhook(file)
-        if not params.webhook:
-            logger.warning("no notification: %s", error)
-            return
     message = state.message or ""
-    notify(
-        params,
+    tell(
+        Path(str(flow_run.parameters.get("root", "."))),
+        get_logger("flows").warning,
         flow=flow.name,
         run=flow_run.name or str(flow_run.id),
         state="Cancelled" if state.is_cancelling() else state.name or state.type.value,  # plain-ok
         message=message,
         # Completed, but with a refused promotion: a person may want to look.
         bad=not state.is_completed() or ": refused (" in message,
-        log=logger.warning,
+        link=url_for("flow-run", obj_id=flow_run.id) or "",
     )
 
 

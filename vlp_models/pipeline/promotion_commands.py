@@ -13,7 +13,7 @@ from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError, VLPError
 from vlp_models.params import Params
 from vlp_models.registry.client import resolve_task
-from vlp_models.registry.receipts import describe_decision
+from vlp_models.registry.receipts import decision_word, describe_decision
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -106,7 +106,9 @@ def _record_decision(context: PromotionContext, workspace: Workspace, decision: 
 
     write_json(workspace.reports / "promotion" / f"{decision.task}.json", decision.to_plain())
     if decision.version is not None:
-        describe_gate(context.client, decision.model, decision.version, describe_decision(decision.to_plain()))
+        plain = decision.to_plain()
+        word, text = decision_word(plain), describe_decision(plain)
+        describe_gate(context.client, decision.model, decision.version, word, text)
 
 
 def _refresh_serving_cache(client: MlflowClient, params: Params, workspace: Workspace, task: str) -> None:

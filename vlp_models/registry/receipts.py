@@ -94,6 +94,12 @@ def read_decisions(reports: Path) -> dict[str, dict[str, Any]]:
     return decisions
 
 
+def decision_word(decision: dict[str, Any]) -> str:
+    """Return a decision in a word: promoted, unchanged, inconclusive (refused, but a gain is not excluded), ..."""
+    is_open = decision.get("action") == "refused" and decision.get("outcome") == "inconclusive"
+    return "inconclusive" if is_open else str(decision.get("action", ""))
+
+
 def describe_decision(decision: dict[str, Any]) -> str:
     """Return a decision in a few words, such as `refused: version 3 (inconclusive); champion: version 2, 29.0`."""
     text = f"{decision.get('action')}: version {decision.get('version')}"

@@ -213,13 +213,17 @@ def _start_registration(client: MlflowClient, record: VersionRecord) -> Any:
     return mlflow.start_run(run_name=name, tags={REGISTERING: record.content})
 
 
-def describe_gate(client: MlflowClient, name: str, number: int, text: str) -> None:
-    """Put the gate's decision into a version's description, below its title and score, in place of an earlier one."""
+def describe_gate(client: MlflowClient, name: str, number: int, word: str, text: str) -> None:
+    """Put the gate's decision into a version's description, below its title and score, in place of an earlier one.
+
+    Its tag `gate` is the decision in a word (`receipts.decision_word`).
+    """
     version = find_version_by_number(client, name, number)
     if version is not None:
         lines = [line for line in (version.description or "").split("\n\n") if not line.startswith(GATE)]
         description = "\n\n".join([*lines[:2], f"{GATE}{text}", *lines[2:]])
         client.update_model_version(name, str(number), description=description[:MAX_DESCRIPTION])
+        client.set_model_version_tag(name, str(number), "gate", word)
 
 
 def find_run_versions(client: MlflowClient, name: str, runs: Iterable[str]) -> dict[str, ModelVersion]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from flow_project import break_stage, make_project
+from flow_project import break_stage, listening, make_project, set_flow
 from prefect_server import free_port
 from test_stack import vlp
 from unattended_site import ROOT, wait_until
@@ -132,6 +132,7 @@ def survive(project: Path, killed: tuple[str, ...]) -> str:
     flow_run = stack.call(f"/deployments/{deployment}/create_flow_run", {"parameters": {"run": run}})["id"]
     wait_until(lambda: (project / "started").exists(), 240)
     parts = find_parts(Stack(project), flow_run)
+    stack.save(told_lost=None)
     for part in killed:
         os.kill(parts[part].pid, signal.SIGKILL)
     (project / "killed").touch()
@@ -169,4 +170,8 @@ def undisturbed() -> str:
     [pytest.param(parts, id=" + ".join(parts), marks=[] if parts in WORST else pytest.mark.long) for parts in KILLED],
 )
 def test_a_training_survives_the_parts_of_its_stack(project: Path, killed: tuple[str, ...]) -> None:
-    print(" + ".join(killed), ":", survive(project, killed))
+    with listening() as webhook:
+        set_flow(project, webhook=webhook.url)
+        print(" + ".join(killed), ":", survive(project, killed))
+        lost = {body["run"] for body in webhook.bodies if body["state"] == "Lost"}
+    assert lost == {"server", "worker"}.intersection(killed) or {"keeper", "second-keeper"} <= set(killed)

@@ -20,11 +20,12 @@ import psutil
 import pytest
 from cloned_project import new_clone
 from cloned_project import run as run_checked
-from flow_project import break_stage, make_project
+from flow_project import break_stage, listening, make_project, set_flow
 from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
 from vlp_models.contrib.stack.commands import NEEDED, describe, down, up
+from vlp_models.contrib.stack.keep import tell_late_runs, tell_lost
 from vlp_models.contrib.stack.processes import KEEPERS, Stack
 from vlp_models.errors import DataError
 
@@ -71,6 +72,14 @@ def prefect_processes(project: Path) -> dict[int, list[str]]:
         except psutil.Error:
             continue
     return processes
+
+
+def add_late_run(stack: Stack) -> None:
+    """Add a run to the server that no worker will start, as if it had been due for long."""
+    flow = stack.call("/flows/", {"name": "overdue"})["id"]
+    details = {"scheduled_time": "2026-01-05T03:00:00Z"}
+    state = {"type": "SCHEDULED", "name": "Late", "state_details": details}
+    stack.call("/flow_runs/", {"flow_id": flow, "name": "overdue", "state": state})
 
 
 def test_up_twice_run_status_and_down(project: Path) -> None:
@@ -126,6 +135,16 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     wait_until(lambda: re.search(r"next run: 20\d\d-\d\d-\d\d", "\n".join(describe(project))) is not None, 120)
     shown = vlp(project, "status").stdout
     assert all(text in shown for text in (f"(pid {pids[0]})", f"(pid {pids[1]})", f"UI: {url}\n", "next run: 20"))
+
+    with listening() as webhook:
+        set_flow(project, webhook=webhook.url)
+        add_late_run(Stack(project))
+        wait_until(lambda: bool(webhook.bodies), 60)  # a keeper tells it
+        for _ in range(2):
+            tell_late_runs(Stack(project))
+            tell_lost(Stack(project), "worker")
+        assert [body["state"] for body in webhook.bodies] == ["Late", "Lost"], "each is told once"
+        assert "overdue (due 2026-01-05T03:00)" in webhook.bodies[0]["message"]
 
     logs = "".join(path.read_text() for path in (project / ".work" / "stack").glob("*.log"))
     assert "hunter2" not in logs

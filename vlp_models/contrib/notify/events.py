@@ -1,0 +1,123 @@
+"""What has happened since the last notification: decisions of the gate, a low error budget, a disk that fills up.
+
+.work/notify.json remembers what a webhook has received. Decisions are read from the ledger, so those made by hand, and
+those of runs that died before they could tell, are told with the next run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlp_models.common.io import read_json_or_none, write_json
+from vlp_models.params import Params
+from vlp_models.registry.promotion.ledger import Ledger
+from vlp_models.registry.receipts import decision_word, describe_decision
+
+FIRST = 86400.0  # seconds: of older decisions, a first notification tells nothing
+LOW_BUDGET = 0.25  # share of a task's error budget
+SOON = 30.0  # days
+MIN_DAYS = 2.0  # of measurements of the disk that a forecast needs
+KEPT = 60  # measurements
+GOOD = ("promoted", "accepted")
+
+Event = dict[str, Any]  # event, task, subject, text, see (a command or an address), bad
+
+
+class Events:
+    """The events since the last notification, in `found`."""
+
+    def __init__(self, params: Params, root: Path) -> None:
+        self._file = root / ".work" / "notify.json"
+        told = read_json_or_none(self._file)
+        told = told if isinstance(told, dict) else {}
+        entries = Ledger(root / params.promotion.ledger).entries()
+        new = _untold(entries, told.get("ledger", ""))
+        self.found = [_decision(params, entry) for entry in new]
+        # A state that lasts is told when it begins.
+        budgets = {entry["model"]: left for entry in entries if (left := _budget_left(entry)) is not None}
+        low = sorted(model for model, left in budgets.items() if left < LOW_BUDGET)
+        self.found += [_low_budget(model, budgets[model]) for model in low if model not in told.get("low", [])]
+        days = forecast(root)
+        is_soon = days is not None and days < SOON
+        if is_soon and not told.get("disk"):
+            self.found.append(_full_disk(root, days or 0.0))
+        self._told = {"ledger": entries[-1]["hash"] if entries else "", "low": low, "disk": is_soon}
+
+    def mark_told(self) -> None:
+        write_json(self._file, self._told)
+
+
+def measure_disk(root: Path) -> None:
+    """Append the time and the free bytes of the project's disk to .work/disk.json."""
+    file = root / ".work" / "disk.json"
+    measured = read_json_or_none(file)
+    measured = measured if isinstance(measured, list) else []
+    write_json(file, [*measured, [time.time(), shutil.disk_usage(root).free]][-KEPT:])
+
+
+def forecast(root: Path) -> float | None:
+    """Return in how many days the project's disk is full, by a line through its measurements; None: it does not fill.
+
+    Also None if the measurements span less than two days.
+    """
+    measured = np.array(read_json_or_none(root / ".work" / "disk.json") or [], dtype=float).reshape(-1, 2)
+    days, free = measured[:, 0] / 86400, measured[:, 1]
+    if len(days) < 3 or days[-1] - days[0] < MIN_DAYS:
+        return None
+    slope = float(np.polyfit(days - days[-1], free, 1)[0])  # bytes a day
+    return shutil.disk_usage(root).free / -slope if slope < 0 else None
+
+
+def describe_forecast(root: Path) -> list[str]:
+    """Return a line of `vlp status` if the disk will be full within a year."""
+    days = forecast(root)
+    return [] if days is None or days > 365 else [f"full in about {days:.0f} days, as it filled up lately"]
+
+
+def _untold(entries: list[dict[str, Any]], last: str) -> list[dict[str, Any]]:
+    """Return the entries of the ledger after the one with this hash; those of the last day if there is none."""
+    hashes = [entry["hash"] for entry in entries]
+    if last in hashes:
+        return entries[hashes.index(last) + 1 :]
+    return [entry for entry in entries if time.time() - datetime.fromisoformat(entry["time"]).timestamp() < FIRST]
+
+
+def _decision(params: Params, entry: Mapping[str, Any]) -> Event:
+    decision = entry.get("decision") or {}
+    task, model = entry.get("task", ""), entry.get("model", "")
+    event = decision_word({**decision, "action": entry["action"]})
+    reasons = "; ".join(decision.get("reasons") or [])
+    text = f"{task}: {describe_decision(decision)}. {reasons}" if decision else f"{model}: {entry['action']}"
+    see = f"vlp history {task}"
+    if params.tracking.uri.startswith("http") and entry.get("version"):
+        see = f"{params.tracking.uri.rstrip('/')}/#/models/{model}/versions/{entry['version']}"
+    subject = f"{task or model} {event}"
+    return {"event": event, "task": task, "subject": subject, "text": text, "see": see, "bad": event not in GOOD}
+
+
+def _budget_left(entry: Mapping[str, Any]) -> float | None:
+    left = ((entry.get("decision") or {}).get("numbers") or {}).get("budget_left")
+    return None if left is None else float(left)
+
+
+def _low_budget(model: str, left: float) -> Event:
+    text = (
+        f"{model}: refused comparisons left {100 * left:.0f}% of the error budget, so only large gains are promoted; "
+        "a new test set, or more seeds, finds smaller ones"
+    )
+    subject = f"{model}: error budget low"
+    see = "docs/concepts/error-budget.md"
+    return {"event": "budget_low", "task": "", "subject": subject, "text": text, "see": see, "bad": True}
+
+
+def _full_disk(root: Path, days: float) -> Event:
+    text = f"{root}: the disk is full in about {days:.0f} days, as it filled up lately"
+    subject, see = f"disk full in {days:.0f} days", "docs/get-started/unattended.md#clean-up"
+    return {"event": "disk_full_soon", "task": "", "subject": subject, "text": text, "see": see, "bad": True}
