@@ -100,8 +100,8 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     pids = [int(pid) for pid in re.findall(r"started \(pid (\d+)\)", up.stdout)]
     assert {psutil.Process(pid).ppid() for pid in pids}.isdisjoint({os.getpid()}), "they outlive `vlp up`"
     assert all(os.getsid(pid) == pid for pid in pids) and len(pids) == 2
-    listening = psutil.Process(pids[0]).net_connections("inet")
-    assert {c.laddr.ip for c in listening if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    connections = psutil.Process(pids[0]).net_connections("inet")
+    assert {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     url = f"http://127.0.0.1:{port}"
     assert f"UI at {url}\n" in up.stdout and f"export PREFECT_API_URL={url}/api" in up.stdout
 
