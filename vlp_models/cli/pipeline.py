@@ -104,7 +104,7 @@ def _datasets_of(targets: list[str], params: Params) -> list[str]:
 
 def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_time: float) -> int:
     """Run `dvc repro`, then bring MLflow up to date: metrics that it missed, versions that it lost. Return the code."""
-    from vlp_models.common.workspace import timing_file
+    from vlp_models.common.workspace import REGISTERED
     from vlp_models.pipeline.dvc.repro import REPRO
     from vlp_models.registry.mlflow_run import end_dead_runs, send_unsent
     from vlp_models.registry.receipts import find_lost_versions
@@ -130,9 +130,9 @@ def _reproduce(params: Params, workspace: Workspace, targets: list[str], start_t
     if code or (targets and "register" not in targets):
         return code
     # MLflow takes seconds to import, so it is not asked about versions that this run has registered itself. A stage
-    # whose result is taken from DVC's cache writes no time.
-    time_file = timing_file(workspace, "register")
-    if time_file.exists() and time_file.stat().st_mtime >= start_time:
+    # whose result is taken from DVC's cache does not touch the file.
+    touched = workspace.root / REGISTERED
+    if touched.exists() and touched.stat().st_mtime >= start_time:
         return 0
     try:
         lost = find_lost_versions(params.tracking, workspace.root)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.portable import choose_instructions
 from vlp_models.tasks import TASKS
 
@@ -15,6 +17,8 @@ User = Annotated[
     str, typer.Option(help="The name to record in the ledger; default: the current user.", show_default=False)
 ]
 
+# name -> `module:function` of the project's folder and a task's entries: sentences below `vlp history`
+HISTORY_NOTES = Table("history_notes", {})
 WIDE = 110  # characters that all columns of the history need
 STYLES = {"promoted": "green", "rolled back": "yellow", "withdrawn": "yellow", "refused": "red"}
 
@@ -90,6 +94,9 @@ def history(
             print(json.dumps(entry, sort_keys=True, ensure_ascii=False))
     elif entries:
         print_history(entries)
+        for target in HISTORY_NOTES.values():
+            for note in import_target(target)(Path.cwd(), entries):
+                print(note)
     else:
         print("no decision yet")
 

@@ -1,4 +1,4 @@
-"""The project's paths, and what every stage records: fingerprint, manifest, timing.
+"""The project's paths, and what every stage records: fingerprint and manifest.
 
 The paths that stages read and write are defined here. `atomic_write` and `output_directory` (io.py) keep outputs
 complete or absent.
@@ -10,20 +10,17 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.device import is_main_process, peak_host_memory_mb
 from vlp_models.common.environment import program_environment
 from vlp_models.common.io import hash_path, write_json
 from vlp_models.errors import DataError
 
 WITHDRAWN = "data/withdrawn.jsonl"
+REGISTERED = Path(".work", "registered")  # touched when `register` has run, and not when DVC restores its result
 SEARCH = "search"  # folder of an evaluation and of a bundle: decoding settings and retrieval memory
 
 
@@ -151,22 +148,3 @@ def fingerprint(params: Any, inputs: dict[str, Path]) -> str:
 def write_manifest(directory: Path, *, stage: str, params: Any, counts: dict[str, Any], **more: Any) -> None:
     """Write manifest.json into an output; it is deterministic, so that equal work gives equal bytes."""
     write_json(directory / "manifest.json", {"stage": stage, "params": params, "counts": counts, **more})
-
-
-@contextmanager
-def record_timing(workspace: Workspace, stage: str) -> Iterator[None]:
-    """Write the seconds and peak memory (MB) of the block, on rank 0, to `.work/timings/<stage>.json`."""
-    start = time.perf_counter()
-    # Not `try ... finally`: a stage that fails leaves no timing.
-    yield
-    if not is_main_process():
-        return
-    seconds = round(time.perf_counter() - start, 2)
-    record = {"stage": stage, "seconds": seconds, "peak_memory_mb": round(peak_host_memory_mb(), 1)}
-    write_json(timing_file(workspace, stage), record)
-
-
-def timing_file(workspace: Workspace, stage: str) -> Path:
-    """Return the file that `record_timing` writes; a stage whose result is taken from DVC's cache writes none."""
-    # DVC names the stages of a `foreach` group NAME@ITEM.
-    return workspace.root / ".work" / "timings" / f"{stage.replace('@', '-')}.json"

@@ -26,6 +26,12 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "bundles": {},
     "commit": {"last_parts": {"commit": "vlp_models.contrib.commit.flow:commit_parts"}},
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
+    "costs": {
+        "meters": {"costs": "vlp_models.contrib.costs.meter:measure"},
+        "report_sections": {"costs": "vlp_models.contrib.costs.costs:report_section"},
+        "card_facts": {"costs": "vlp_models.contrib.costs.costs:card_fact"},
+        "history_notes": {"costs": "vlp_models.contrib.costs.costs:history_notes"},
+    },
     "croissant": {},
     "data_notes": {
         "plan_notes": {

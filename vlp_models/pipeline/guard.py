@@ -7,18 +7,22 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import FrameType
 
 from vlp_models.common.environment import SHELLS
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import announce_stop, get_logger
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.supervise import kill_stopped_descendants
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import Terminated
 from vlp_models.pipeline.dvc.lock_file import back_up
 
 logger = get_logger(__name__)
+
+METERS = Table("meters", {})  # name -> `module:function` of a workspace's root and a stage: a context that measures it
 
 LAUNCHED = "VLP_LAUNCHED"  # environment variable of the processes that a launcher has started
 RECORDED = "VLP_RECORDED"  # set there if DVC runs the launching stage
@@ -70,6 +74,16 @@ def guarded(workspace: Workspace, stage: str, *, launching: bool = False) -> Ite
             back_up(workspace.root)
             # The ancestors are read now, since this process gets another parent when DVC dies.
             threading.Thread(target=_stop_with_dvc, args=(_ancestors(),), daemon=True).start()
+        with nullcontext() if launching else measured(workspace.root, stage):
+            yield
+
+
+@contextmanager
+def measured(root: Path, stage: str) -> Iterator[None]:
+    """Measure what the block costs (contrib/costs)."""
+    with ExitStack() as meters:
+        for target in METERS.values():
+            meters.enter_context(import_target(target)(root, stage))
         yield
 
 

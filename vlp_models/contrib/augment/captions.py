@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
-from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import Workspace, require_output, write_manifest
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.params import AugmentParams, Params, to_plain
 from vlp_models.params.schema import suggestion
@@ -51,50 +51,49 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.augment:
         raise ParamsError(f"params.yaml: no entry `augment.{key}`{suggestion(key, params.augment)}")
     p = params.augment[key]
-    with record_timing(workspace, f"augment@{key}"):
-        data = PreparedData.load(workspace)
-        checkpoint = require_output(workspace.checkpoint(p.start), stage_of(p.start))
-        # Captions of an image that is also tested would train on the test.
-        allowed = training_images(read_table("images", require_output(workspace.validated, "validate")), p.sources)
-        captioner = load_task_model(
-            checkpoint, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
+    data = PreparedData.load(workspace)
+    checkpoint = require_output(workspace.checkpoint(p.start), stage_of(p.start))
+    # Captions of an image that is also tested would train on the test.
+    allowed = training_images(read_table("images", require_output(workspace.validated, "validate")), p.sources)
+    captioner = load_task_model(
+        checkpoint, device=pick_device(params.trainer.accelerator, params.trainer.torch_threads)
+    )
+    data.check_compatible(captioner.info, checkpoint)
+    sources = dict.fromkeys(p.sources, 1)
+    dataset = ShardDataset(data.shards, "train", "images", sources, **captioner.reader.flags)
+    if unknown := set(dataset.image_ids()) - allowed:
+        raise DataError(
+            f"{data.shards}: {len(unknown):,} images of the train split are not in the validated tables, such as "
+            f"{min(unknown)}; run `dvc repro shards`"
         )
-        data.check_compatible(captioner.info, checkpoint)
-        sources = dict.fromkeys(p.sources, 1)
-        dataset = ShardDataset(data.shards, "train", "images", sources, **captioner.reader.flags)
-        if unknown := set(dataset.image_ids()) - allowed:
-            raise DataError(
-                f"{data.shards}: {len(unknown):,} images of the train split are not in the validated tables, such as "
-                f"{min(unknown)}; run `dvc repro shards`"
-            )
-        rows: list[dict[str, object]] = []
-        # Each reason is in the manifest, also one that did not occur.
-        counts = Counter(dict.fromkeys(("images", "captions", *REASONS), 0))
-        starts = range(0, len(dataset), p.batch_size)  # the number of a batch seeds its draws
-        with progress_bar(f"augment {key}", len(dataset), "images") as bar:
-            for number, start in enumerate(starts):
-                samples = [dataset[i] for i in range(start, min(start + p.batch_size, len(dataset)))]
-                for sample, hypotheses in zip(samples, draw(captioner, samples, p, number), strict=True):
-                    texts, dropped = choose(captioner, hypotheses, sample["captions"], p)
-                    rows += [
-                        {
-                            "caption_id": f"{sample.image_id}/augment-{key}-{i}",
-                            "image_id": sample.image_id,
-                            "text": text,
-                            "provenance": f"augment {key}: {p.start}",
-                        }
-                        for i, text in enumerate(texts)
-                    ]
-                    counts.update(dropped, images=1, captions=len(texts))
-                bar.advance(by=len(samples))
-        if not rows:
-            raise DataError(
-                f"augment {key}: {p.start} wrote no new caption of {counts['images']:,} training images; raise "
-                "`samples` or `temperature`"
-            )
-        with output_directory(workspace.augmented(key)) as output:
-            write_table(rows, "captions", output)
-            write_manifest(output, stage=f"augment@{key}", params=to_plain(p), counts=dict(counts))
+    rows: list[dict[str, object]] = []
+    # Each reason is in the manifest, also one that did not occur.
+    counts = Counter(dict.fromkeys(("images", "captions", *REASONS), 0))
+    starts = range(0, len(dataset), p.batch_size)  # the number of a batch seeds its draws
+    with progress_bar(f"augment {key}", len(dataset), "images") as bar:
+        for number, start in enumerate(starts):
+            samples = [dataset[i] for i in range(start, min(start + p.batch_size, len(dataset)))]
+            for sample, hypotheses in zip(samples, draw(captioner, samples, p, number), strict=True):
+                texts, dropped = choose(captioner, hypotheses, sample["captions"], p)
+                rows += [
+                    {
+                        "caption_id": f"{sample.image_id}/augment-{key}-{i}",
+                        "image_id": sample.image_id,
+                        "text": text,
+                        "provenance": f"augment {key}: {p.start}",
+                    }
+                    for i, text in enumerate(texts)
+                ]
+                counts.update(dropped, images=1, captions=len(texts))
+            bar.advance(by=len(samples))
+    if not rows:
+        raise DataError(
+            f"augment {key}: {p.start} wrote no new caption of {counts['images']:,} training images; raise "
+            "`samples` or `temperature`"
+        )
+    with output_directory(workspace.augmented(key)) as output:
+        write_table(rows, "captions", output)
+        write_manifest(output, stage=f"augment@{key}", params=to_plain(p), counts=dict(counts))
     captions, images = f"{counts['captions']:,}", f"{counts['images']:,}"
     logger.info("augment %s: %s captions of %s training images, by %s", key, captions, images, p.start)
 

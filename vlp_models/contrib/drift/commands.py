@@ -13,8 +13,11 @@ def drift() -> None:
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.drift.new_pairs import run
     from vlp_models.params import load_params
+    from vlp_models.pipeline.guard import measured
 
-    report = run(load_params(), Workspace())
+    workspace = Workspace()
+    with measured(workspace.root, "drift"):
+        report = run(load_params(), workspace)
     raise typer.Exit(4 if report["drifted"] and report["gate"] else 0)
 
 

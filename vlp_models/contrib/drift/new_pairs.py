@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import read_json, write_json
-from vlp_models.common.workspace import Workspace, record_timing, require_output
+from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.contrib.drift.measures import compare, compare_embeddings, describe
 from vlp_models.contrib.drift.params import DriftParams
 from vlp_models.contrib.drift.training_stats import embed, training_stats_path
@@ -43,13 +43,12 @@ def run(params: Params, workspace: Workspace, key: str = "") -> dict[str, Any]:
     if not new or not any(True for _ in rows):
         report["notes"].append("no new training pairs since the last training")
         return _finish(report, workspace)
-    with record_timing(workspace, "drift"):
-        tokenizer = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
-        sizes = ((row["width"], row["height"]) for row in rows.images())
-        statistics = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
-        report |= {"batches": new, "captions": statistics["captions"], "images": statistics["images"]}
-        report["measures"] = compare(reference, statistics, p)
-        _add_embeddings(report, reference["embedding"], rows, params, workspace)
+    tokenizer = Tokenizer.load(require_output(workspace.tokenizer, "tokenizer"))
+    sizes = ((row["width"], row["height"]) for row in rows.images())
+    statistics = describe((row["caption"] for row in rows), sizes, tokenizer, most_words=None)
+    report |= {"batches": new, "captions": statistics["captions"], "images": statistics["images"]}
+    report["measures"] = compare(reference, statistics, p)
+    _add_embeddings(report, reference["embedding"], rows, params, workspace)
     report["drifted"] = any(measure["drifted"] for measure in report["measures"])
     return _finish(report, workspace)
 

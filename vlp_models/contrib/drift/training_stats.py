@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import write_text
-from vlp_models.common.workspace import Workspace, record_timing, require_output
+from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.contrib.drift.measures import describe, project
 from vlp_models.contrib.drift.params import TRAINING_STATS
 from vlp_models.data.features import FeatureStore
@@ -37,38 +37,37 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """
     from vlp_models.models.meta_model import image_kinds  # imports torch; `vlp drift` reads these files without it
 
-    with record_timing(workspace, "training_stats"):
-        validated = require_output(workspace.validated, "validate")
-        # Without models that read regions, data/features is left over from earlier params.
-        regions = "regions" in image_kinds(params).values()
-        store = FeatureStore(require_output(workspace.features, "features")) if regions else None
-        # The training images of the datasets that the compared run reads; without `sources`, all
-        names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
-        train_images = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
-        # images and their captions, joined on disk
-        with Database.within(workspace.root / ".work") as database:
-            for name in ("images", "captions"):
-                path = validated / f"{name}.parquet"
-                database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
-            texts = f"SELECT text FROM captions c SEMI JOIN ({train_images}) i ON c.image_id = i.image_id"
-            stats = describe(
-                (row["text"] for row in _rows(database, texts)),
-                ((row["width"], row["height"]) for row in _rows(database, train_images)),
-                Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
-            )
-            # Batches of the ingested dataset that contain these images
-            dataset = Path(params.ingest.dataset)
-            paths = (Path(row["path"]) for row in _rows(database, train_images))
-            # The first folder below the dataset's root is the batch.
-            batches = {path.relative_to(dataset).parts[0] for path in paths if path.is_relative_to(dataset)}
-            stats["batches"] = sorted(batches)
-            by_hash = (row["image_id"] for row in _rows(database, f"{train_images} ORDER BY sha256, image_id"))
-            stats["embedding"] = {
-                "detector_id": store.detector_id if store else "",
-                "seed": SEED,
-                "points": _sample(by_hash, store) if store else [],
-            }
-        write_text(training_stats_path(workspace), json.dumps(stats, sort_keys=True, ensure_ascii=False) + "\n")
+    validated = require_output(workspace.validated, "validate")
+    # Without models that read regions, data/features is left over from earlier params.
+    regions = "regions" in image_kinds(params).values()
+    store = FeatureStore(require_output(workspace.features, "features")) if regions else None
+    # The training images of the datasets that the compared run reads; without `sources`, all
+    names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
+    train_images = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
+    # images and their captions, joined on disk
+    with Database.within(workspace.root / ".work") as database:
+        for name in ("images", "captions"):
+            path = validated / f"{name}.parquet"
+            database.load(name, read_batches([path] if path.exists() else [], BATCH_ROWS), SCHEMAS[name])
+        texts = f"SELECT text FROM captions c SEMI JOIN ({train_images}) i ON c.image_id = i.image_id"
+        stats = describe(
+            (row["text"] for row in _rows(database, texts)),
+            ((row["width"], row["height"]) for row in _rows(database, train_images)),
+            Tokenizer.load(require_output(workspace.tokenizer, "tokenizer")),
+        )
+        # Batches of the ingested dataset that contain these images
+        dataset = Path(params.ingest.dataset)
+        paths = (Path(row["path"]) for row in _rows(database, train_images))
+        # The first folder below the dataset's root is the batch.
+        batches = {path.relative_to(dataset).parts[0] for path in paths if path.is_relative_to(dataset)}
+        stats["batches"] = sorted(batches)
+        by_hash = (row["image_id"] for row in _rows(database, f"{train_images} ORDER BY sha256, image_id"))
+        stats["embedding"] = {
+            "detector_id": store.detector_id if store else "",
+            "seed": SEED,
+            "points": _sample(by_hash, store) if store else [],
+        }
+    write_text(training_stats_path(workspace), json.dumps(stats, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def compared_run(params: Params) -> PretrainParams | FinetuneParams:

@@ -19,8 +19,11 @@ def ingest(
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.ingest.ingest import run
     from vlp_models.params import load_params
+    from vlp_models.pipeline.guard import measured
 
-    run(load_params(), Workspace(), check)
+    workspace = Workspace()
+    with measured(workspace.root, "ingest"):
+        run(load_params(), workspace, check)
 
 
 COMMANDS = {"New data": {"ingest": ingest}}

@@ -24,7 +24,7 @@ from vlp_models.common.device import cpu_count
 from vlp_models.common.io import write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import get_logger
-from vlp_models.common.workspace import Workspace, record_timing
+from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.ingest.dvc import fetch, require_project, track
 from vlp_models.contrib.ingest.index import HashIndex
 from vlp_models.contrib.ingest.submissions import DONE, Submission, find_submissions
@@ -150,7 +150,7 @@ def _ingest_one(submission: Submission, entry: dict[str, Any], run: _Run, check:
     elif check:
         entry |= {"state": "ready", "files": snapshot.files}
     else:
-        with record_timing(run.workspace, "ingest"), _partial_batch(run.dataset) as partial:
+        with _partial_batch(run.dataset) as partial:
             try:
                 name, counts, problem = _make_batch(submission, snapshot.id, partial, run)
             except (OSError, sqlite3.OperationalError) as error:  # a full disk

@@ -16,7 +16,6 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from vlp_models.common.io import read_json
 from vlp_models.common.pages import page_environment
 from vlp_models.common.plugins import import_target
 from vlp_models.common.workspace import Workspace
@@ -146,7 +145,6 @@ def render(params: Params, workspace: Workspace, records: Sequence[Record]) -> s
         drift=read_if_exists(workspace.reports / "drift.json"),
         decisions=decisions,
         decisions_hash=hash_decisions(decisions),
-        timings=timings(params, workspace),
         sections=sections,
         missing=missing if records else [*missing, "reports/eval: no run has been evaluated"],
         titles={task: task_title(task) for task in decisions},
@@ -435,26 +433,6 @@ def quarantined(workspace: Workspace) -> list[tuple[str, str, int]]:
 
     counts = count_values("quarantine", workspace.validated, "table", "rule")
     return [(name, rule, count) for (name, rule), count in counts.most_common()]
-
-
-def timings(params: Params, workspace: Workspace) -> list[dict[str, Any]]:
-    """Return the recorded durations of the stages that params.yaml has."""
-    runs: dict[str, Mapping[str, Any]] = {
-        "pretrain": params.pretrain,
-        "finetune": params.finetune,
-        "evaluate": params.finetune,
-        "initial": params.models,
-        "generate": params.generate,
-        "prepare": params.data,
-    }
-    records = [read_json(file) for file in sorted((workspace.root / ".work" / "timings").glob("*.json"))]
-    current = []
-    for record in records:
-        # A stage of a run is named `pretrain@NAME`; it is shown while params.yaml has the run.
-        stage, at, name = str(record["stage"]).partition("@")
-        if not at or stage not in runs or name in runs[stage]:
-            current.append(record)
-    return current
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.common.workspace import Workspace, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, TimmParams, to_plain
 from vlp_models.params.schema import check_known
@@ -41,7 +41,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             f"params.yaml: `detector.sources` names {', '.join(unknown)}; data has {', '.join(params.data)}"
         )
     # a backbone, the record that there is no detector, or a detector with its classes
-    with record_timing(workspace, "detector"), output_directory(workspace.detector) as directory:
+    with output_directory(workspace.detector) as directory:
         source = p.source if backbone is None else params.features.source
         if source == "timm":
             report: Report = _make_backbone(backbone, workspace, directory)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vlp_models.common.io import output_directory, write_json, write_text
 from vlp_models.common.log import get_logger
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import SEARCH, Workspace, require_output, write_manifest
 from vlp_models.data.sample import Sample
 from vlp_models.data.views import VIEWS
 from vlp_models.errors import DataError, ParamsError
@@ -69,7 +69,7 @@ def run(
     skipped: list[str] = []
     counts: dict[str, int] = {}  # split -> predictions
     # One METEOR for all datasets and splits: its process takes seconds to start.
-    with record_timing(workspace, f"evaluate@{key}"), SharedMeteor() as meteor:
+    with SharedMeteor() as meteor:
         model = _load_model(params, workspace, key, search, as_served)
         settings = model.evaluate_settings(params.evaluate, finetune.task)
         scorer = _Scorer(params, workspace, key, model, settings, meteor)

@@ -27,7 +27,7 @@ from vlp_models.common.log import get_logger
 from vlp_models.common.plugins import import_target
 from vlp_models.common.portable import is_portable, use_portable_kernels
 from vlp_models.common.source_hash import code_hash
-from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
 from vlp_models.data import features as storage
 from vlp_models.data.features import FeatureCache, cache_features
 from vlp_models.data.joins import Database
@@ -64,59 +64,58 @@ def run(params: Params, workspace: Workspace, key: str = "", mapper: Mapper | No
         ParamsError: a missing path, or an invalid number; a worker without the GPU that `cluster.gpus` asks for.
     """
     p = params.features
-    with record_timing(workspace, "features"):
-        validated = require_output(workspace.validated, "validate")
-        # An earlier run in this process may have opened the cache before it was filled.
-        _open_cache.cache_clear()
-        device = _device(params)
-        # On a cluster the workers compute; this process only reads the source's description.
-        source = _open(params, workspace, device="cpu" if cluster_of(params).address else device)
-        # Two folders below .work: regions by image, made by the same code and settings, and this run's chunks.
-        identity = _identity(params, source, device)
-        cache = None
-        if source.by_content:
-            cache = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
-        inputs = {"images": validated / "images.parquet"}
-        if p.source == "boxes":
-            inputs["objects"] = validated / "objects.parquet"
-        work = workspace.work("features", fingerprint(identity | {"chunk_images": storage.CHUNK_IMAGES}, inputs))
-        if restore_unrecorded_result(workspace, work, "features"):
-            return
-        if mapper is None:
-            mapper = cluster_mapper(params, workspace, gpus=cluster_of(params).gpus if p.source in ON_GPU else 0)
-        job = _Job(params=params, root=workspace.root, work=work, cache=cache, device=device)
-        # Chunks are made by any process in `work`, then linked into the output.
-        with output_directory(workspace.features) as directory:
-            with Database.within(directory) as database:
-                images = _Images(database, validated)
-                source.check_images(images)
-                start = time.perf_counter()
-                extracted, reused = _make_chunks(mapper, source, job, images)
-                seconds = time.perf_counter() - start
-                _refuse_missing(images, workspace, work)
-            # Linked, not moved: the chunks stay in `work` until the stage has ended, for a run that resumes it.
-            for number in range(images.chunks):
-                name = storage.chunk_name(number)
-                link_or_copy(work / name, directory / name)
-            counts = _write_index(directory, work, images.chunks)
-            write_table(chain.from_iterable(_notes(work, images.chunks)), "quarantine", directory)
-            left_out = count_values("quarantine", directory, "rule")
-            write_manifest(
-                directory,
-                stage="features",
-                params=to_plain(p),
-                counts={**counts, "left_out": dict(sorted(left_out.items()))},
-                feature_dim=source.feature_dim,
-                classes=list(source.classes),
-                detector_id=source.detector_id,
-            )
-        # Saved before the chunks go, so that a kill in between leaves one of the two.
-        save_unrecorded_result(workspace, work, "features", [workspace.features])
-        # For the next run, which reuses the regions of images with the same content.
-        if cache is not None:
-            columns = read_batches([inputs["images"]], BATCH_ROWS, ["image_id", "sha256"])
-            cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), cache)
-        remove_chunks(work)
+    validated = require_output(workspace.validated, "validate")
+    # An earlier run in this process may have opened the cache before it was filled.
+    _open_cache.cache_clear()
+    device = _device(params)
+    # On a cluster the workers compute; this process only reads the source's description.
+    source = _open(params, workspace, device="cpu" if cluster_of(params).address else device)
+    # Two folders below .work: regions by image, made by the same code and settings, and this run's chunks.
+    identity = _identity(params, source, device)
+    cache = None
+    if source.by_content:
+        cache = workspace.root / ".work" / "features" / "kept" / fingerprint(identity, {})[:16]
+    inputs = {"images": validated / "images.parquet"}
+    if p.source == "boxes":
+        inputs["objects"] = validated / "objects.parquet"
+    work = workspace.work("features", fingerprint(identity | {"chunk_images": storage.CHUNK_IMAGES}, inputs))
+    if restore_unrecorded_result(workspace, work, "features"):
+        return
+    if mapper is None:
+        mapper = cluster_mapper(params, workspace, gpus=cluster_of(params).gpus if p.source in ON_GPU else 0)
+    job = _Job(params=params, root=workspace.root, work=work, cache=cache, device=device)
+    # Chunks are made by any process in `work`, then linked into the output.
+    with output_directory(workspace.features) as directory:
+        with Database.within(directory) as database:
+            images = _Images(database, validated)
+            source.check_images(images)
+            start = time.perf_counter()
+            extracted, reused = _make_chunks(mapper, source, job, images)
+            seconds = time.perf_counter() - start
+            _refuse_missing(images, workspace, work)
+        # Linked, not moved: the chunks stay in `work` until the stage has ended, for a run that resumes it.
+        for number in range(images.chunks):
+            name = storage.chunk_name(number)
+            link_or_copy(work / name, directory / name)
+        counts = _write_index(directory, work, images.chunks)
+        write_table(chain.from_iterable(_notes(work, images.chunks)), "quarantine", directory)
+        left_out = count_values("quarantine", directory, "rule")
+        write_manifest(
+            directory,
+            stage="features",
+            params=to_plain(p),
+            counts={**counts, "left_out": dict(sorted(left_out.items()))},
+            feature_dim=source.feature_dim,
+            classes=list(source.classes),
+            detector_id=source.detector_id,
+        )
+    # Saved before the chunks go, so that a kill in between leaves one of the two.
+    save_unrecorded_result(workspace, work, "features", [workspace.features])
+    # For the next run, which reuses the regions of images with the same content.
+    if cache is not None:
+        columns = read_batches([inputs["images"]], BATCH_ROWS, ["image_id", "sha256"])
+        cache_features(workspace.features, (row for table in columns for row in table.to_pylist()), cache)
+    remove_chunks(work)
     logger.info(
         "features %s: %s regions of %s images, %d features each%s%s",
         source.detector_id,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing, require_output
+from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.params.schema import suggestion
@@ -36,26 +36,25 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
     p = params.finetune[key]
-    with record_timing(workspace, f"finetune@{key}"):
-        # generated captions are a file that the run depends on
-        generated = None
-        if p.augment.captions:
-            generated = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
-        options = read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
-        job = TrainingJob(
-            params,
-            workspace,
-            f"finetune/{key}",
-            view=task_class(p.task).training_view(options),
-            settings={"finetune": {key: to_plain(p)}},
-            files={"augment": generated} if generated else {},
-            modules=[
-                TASKS[p.task],
-                *(ADAPTERS.values() if p.adapters else ()),
-                *(AUGMENTED.values() if generated else ()),
-            ],
-        )
-        job.run(partial(_build, generated=generated))
+    # generated captions are a file that the run depends on
+    generated = None
+    if p.augment.captions:
+        generated = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
+    options = read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
+    job = TrainingJob(
+        params,
+        workspace,
+        f"finetune/{key}",
+        view=task_class(p.task).training_view(options),
+        settings={"finetune": {key: to_plain(p)}},
+        files={"augment": generated} if generated else {},
+        modules=[
+            TASKS[p.task],
+            *(ADAPTERS.values() if p.adapters else ()),
+            *(AUGMENTED.values() if generated else ()),
+        ],
+    )
+    job.run(partial(_build, generated=generated))
 
 
 def _build(job: TrainingJob, *, generated: Path | None) -> Training:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlp_models.common.io import output_directory
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.common.workspace import Workspace, write_manifest
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import check_known
@@ -23,6 +23,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     entry = params.generate[key]
     check_known(entry.generator, GENERATORS, f"generate.{key}.generator")
     write = import_target(GENERATORS[entry.generator])
-    with record_timing(workspace, f"generate@{key}"), output_directory(workspace.raw(key)) as directory:
+    with output_directory(workspace.raw(key)) as directory:
         counts = write(entry, directory)
         write_manifest(directory, stage="generate", params=to_plain(entry), counts=counts)

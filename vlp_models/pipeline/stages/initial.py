@@ -13,7 +13,7 @@ from typing import Any
 from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.common.workspace import Workspace, write_manifest
 from vlp_models.errors import CheckpointError, ParamsError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.schema import suggestion
@@ -46,46 +46,45 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         raise ParamsError(f"params.yaml: no model `{key}`{suggestion(key, params.models)}")
     p, where = params.models[key], f"models.{key}"
     use_portable_kernels()
-    with record_timing(workspace, f"initial@{key}"):
-        data = PreparedData.load(workspace)
-        torch.manual_seed(p.seed)  # of all weights that stay random
-        model = build_model(p.family, p.config, data.facts, where=f"{where}.config", init=p.init)
-        # Parts of the weights from elsewhere; each loader returns what config.json records of it.
-        provenance: dict[str, Any] = {}
-        lengths = UNLIMITED  # what the data allowed; an imported checkpoint has its own
-        if p.image_init:
-            from vlp_models.pipeline.initial_weights import load_image_init
+    data = PreparedData.load(workspace)
+    torch.manual_seed(p.seed)  # of all weights that stay random
+    model = build_model(p.family, p.config, data.facts, where=f"{where}.config", init=p.init)
+    # Parts of the weights from elsewhere; each loader returns what config.json records of it.
+    provenance: dict[str, Any] = {}
+    lengths = UNLIMITED  # what the data allowed; an imported checkpoint has its own
+    if p.image_init:
+        from vlp_models.pipeline.initial_weights import load_image_init
 
-            provenance["image_init"] = load_image_init(model, p, data, workspace.root, f"{where}.image_init")
-        elif p.init and isinstance(model, StartsFromFolder):
-            provenance["init"] = model.load_folder(p.init, workspace.root, f"{where}.init")
-        elif p.init:
-            source = workspace.root / p.init
-            start = read_config(source)
-            if start.family != p.family:
-                raise CheckpointError(
-                    f"params.yaml: `{where}.init`: {source} has the family {start.family}, not {p.family}"
-                )
-            data.check_compatible(start, source, "import it again")
-            notes = load_start(model, start, part_of(read_weights(source), "model"), source)
-            provenance["init"] = {**start.provenance, "source": p.init, "notes": notes}
-            lengths = {"max_text_len": start.max_text_len, "max_regions": start.max_regions}
-        if p.text_init:
-            from vlp_models.pipeline.initial_weights import load_text_init
+        provenance["image_init"] = load_image_init(model, p, data, workspace.root, f"{where}.image_init")
+    elif p.init and isinstance(model, StartsFromFolder):
+        provenance["init"] = model.load_folder(p.init, workspace.root, f"{where}.init")
+    elif p.init:
+        source = workspace.root / p.init
+        start = read_config(source)
+        if start.family != p.family:
+            raise CheckpointError(
+                f"params.yaml: `{where}.init`: {source} has the family {start.family}, not {p.family}"
+            )
+        data.check_compatible(start, source, "import it again")
+        notes = load_start(model, start, part_of(read_weights(source), "model"), source)
+        provenance["init"] = {**start.provenance, "source": p.init, "notes": notes}
+        lengths = {"max_text_len": start.max_text_len, "max_regions": start.max_regions}
+    if p.text_init:
+        from vlp_models.pipeline.initial_weights import load_text_init
 
-            provenance["text_init"] = load_text_init(model, p, data, workspace.root, f"{where}.text_init")
-        if p.vision_warmup.steps:
-            warm_up = import_target(WARMUPS["vision_warmup"])
-            provenance["vision_warmup"] = warm_up(model, p, params.trainer, workspace, where)
-        # a checkpoint like those of trainings, so that every run starts in the same way
-        info = data.describe(model, family=p.family, name=key, **lengths)
-        info = dataclasses.replace(info, provenance=provenance)
-        parameters = sum(weight.numel() for weight in model.parameters())
-        with output_directory(workspace.checkpoint(f"initial/{key}")) as directory:
-            # the manifest first: SHA256SUMS covers it
-            counts = {"parameters": parameters}
-            write_manifest(directory, stage=f"initial@{key}", params=to_plain(p), counts=counts)
-            write_checkpoint(directory, nn.ModuleDict({"model": model}), info, data.tokenizer)
+        provenance["text_init"] = load_text_init(model, p, data, workspace.root, f"{where}.text_init")
+    if p.vision_warmup.steps:
+        warm_up = import_target(WARMUPS["vision_warmup"])
+        provenance["vision_warmup"] = warm_up(model, p, params.trainer, workspace, where)
+    # a checkpoint like those of trainings, so that every run starts in the same way
+    info = data.describe(model, family=p.family, name=key, **lengths)
+    info = dataclasses.replace(info, provenance=provenance)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    with output_directory(workspace.checkpoint(f"initial/{key}")) as directory:
+        # the manifest first: SHA256SUMS covers it
+        counts = {"parameters": parameters}
+        write_manifest(directory, stage=f"initial@{key}", params=to_plain(p), counts=counts)
+        write_checkpoint(directory, nn.ModuleDict({"model": model}), info, data.tokenizer)
     sources = [p.image_init or p.init, p.text_init, "vision warm-up" if p.vision_warmup.steps else ""]
     origin = " and ".join(f"from {source}" for source in sources if source) or "random weights"
     logger.info("initial %s: %s, %s parameters, %s", key, p.family, f"{parameters:,}", origin)

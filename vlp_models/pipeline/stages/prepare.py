@@ -21,7 +21,7 @@ from vlp_models.common.executors import Mapper
 from vlp_models.common.io import output_directory
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
-from vlp_models.common.workspace import Workspace, record_timing, write_manifest
+from vlp_models.common.workspace import Workspace, write_manifest
 from vlp_models.curation.duplicates import read_withdrawn
 from vlp_models.curation.duplicates.hashes import HashJob, ImageHashes, Item, hash_all
 from vlp_models.curation.duplicates.leakage import FINGERPRINTS, FingerprintWriter, find_near_duplicates
@@ -61,50 +61,49 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.data:
         raise ParamsError(f"`vlp stage prepare {key}`: params.data has {', '.join(params.data) or 'no dataset'}")
     source = params.data[key]
-    with record_timing(workspace, f"prepare@{key}"):
-        check_roots(params, workspace.root, [key])
-        # Missing after `check_roots`, so it is the folder of a generator that has not run.
-        if not source.is_remote and not (workspace.root / source.root).is_dir():
-            folder, generator = workspace.root / source.root, find_generator(params, key)
-            raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
-        # A reader streams its rows to tables in the output directory; nothing of it is there unless all succeeds.
-        with output_directory(workspace.interim(key)) as directory:
-            with spooled(directory):
-                tables = read_source(key, source, workspace.root)
-            listed = len(tables["images"])
-            # The image files are checked, with their fingerprints: of near-duplicates, and of withdrawn images.
-            withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
-            with FingerprintWriter(directory) as fingerprints:
-                notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
-            if not (tables["images"] or tables["texts"]):
-                raise DataError(_no_image(key, source, listed, tables))
-            # only if params.yaml asks for it (`group_near_duplicates`)
-            if tables.divided or tables.held_out:
-                rules = NearRules.of(params.validate.near_duplicates)
-                mapper = cluster_mapper(params, workspace)
-                notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
-            tables.close()
-            if images := tables["images"]:
-                assert isinstance(images, TableWriter)
-                notes[REPEATED] = _warn_of_placeholders(key, images.path)
-            # counts and notes, for the manifest and the log
-            counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
-            if tables["languages"]:
-                counts["languages"] = len(tables["languages"])
-            for note, count in tables.notes.items():
-                logger.info("prepare %s: %d %s", key, count, note)
-            if tables.ignored:
-                logger.info("prepare %s: %s", key, tables.describe_ignored())
-            write_manifest(
-                directory,
-                stage="prepare",
-                params={
-                    "data": {name: value for name, value in to_plain(source).items() if name not in OPTIONAL or value},
-                    "max_image_pixels": params.validate.max_image_pixels,
-                    "near_duplicates": to_plain(params.validate.near_duplicates),
-                },
-                counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes + tables.notes)},
-            )
+    check_roots(params, workspace.root, [key])
+    # Missing after `check_roots`, so it is the folder of a generator that has not run.
+    if not source.is_remote and not (workspace.root / source.root).is_dir():
+        folder, generator = workspace.root / source.root, find_generator(params, key)
+        raise DataError(f"{folder}: no such folder; run `vlp stage generate {generator}`")
+    # A reader streams its rows to tables in the output directory; nothing of it is there unless all succeeds.
+    with output_directory(workspace.interim(key)) as directory:
+        with spooled(directory):
+            tables = read_source(key, source, workspace.root)
+        listed = len(tables["images"])
+        # The image files are checked, with their fingerprints: of near-duplicates, and of withdrawn images.
+        withdrawn = read_withdrawn(workspace.withdrawn, NearRules.of(params.validate.near_duplicates))
+        with FingerprintWriter(directory) as fingerprints:
+            notes = _check_images(tables, key, params, workspace, fingerprints, withdrawn)
+        if not (tables["images"] or tables["texts"]):
+            raise DataError(_no_image(key, source, listed, tables))
+        # only if params.yaml asks for it (`group_near_duplicates`)
+        if tables.divided or tables.held_out:
+            rules = NearRules.of(params.validate.near_duplicates)
+            mapper = cluster_mapper(params, workspace)
+            notes[TOGETHER] = _group_near_duplicates(tables, directory, rules, source.val_fraction, mapper)
+        tables.close()
+        if images := tables["images"]:
+            assert isinstance(images, TableWriter)
+            notes[REPEATED] = _warn_of_placeholders(key, images.path)
+        # counts and notes, for the manifest and the log
+        counts = {name: len(tables[name]) for name in (*SCHEMAS, "truth")}
+        if tables["languages"]:
+            counts["languages"] = len(tables["languages"])
+        for note, count in tables.notes.items():
+            logger.info("prepare %s: %d %s", key, count, note)
+        if tables.ignored:
+            logger.info("prepare %s: %s", key, tables.describe_ignored())
+        write_manifest(
+            directory,
+            stage="prepare",
+            params={
+                "data": {name: value for name, value in to_plain(source).items() if name not in OPTIONAL or value},
+                "max_image_pixels": params.validate.max_image_pixels,
+                "near_duplicates": to_plain(params.validate.near_duplicates),
+            },
+            counts=counts | {"left_out": dict(tables.skipped), "notes": dict(notes + tables.notes)},
+        )
     logger.info("prepare %s: %s", key, ", ".join(f"{count:,} {name}" for name, count in counts.items() if count))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vlp_models.common.io import write_json
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing
+from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
 from vlp_models.params import Params, PretrainParams, to_plain
 from vlp_models.params.schema import suggestion
@@ -35,10 +35,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     p = params.pretrain[key]
     model = params.models[p.model]
     settings = {"pretrain": {key: to_plain(p)}, "model": {"family": model.family, "config": model.config}}
-    with record_timing(workspace, f"pretrain@{key}"):
-        modules = list(SHARED_OBJECTIVES.values())
-        job = TrainingJob(params, workspace, f"pretrain/{key}", view=p.view, settings=settings, modules=modules)
-        job.run(_build, _write_figures)
+    modules = list(SHARED_OBJECTIVES.values())
+    job = TrainingJob(params, workspace, f"pretrain/{key}", view=p.view, settings=settings, modules=modules)
+    job.run(_build, _write_figures)
 
 
 def _build(job: TrainingJob) -> Training:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.io import scratch_directory, write_json
 from vlp_models.common.log import get_logger
+from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import redact
-from vlp_models.common.workspace import SEARCH, Workspace, record_timing, require_output
+from vlp_models.common.workspace import REGISTERED, SEARCH, Workspace, require_output
 from vlp_models.data.tables import stream_table
 from vlp_models.errors import CheckpointError
 from vlp_models.models.checkpoint_info import CheckpointInfo
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+CARD_FACTS = Table("card_facts", {})  # name -> `module:function` of params, root and run: further lines of a model card
 MAX_TEST_IMAGES = 50  # candidates for the smoke test; the first that exists on this disk is used
 
 
@@ -75,7 +77,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.registry.serving_cache import refresh_serving_cache
     from vlp_models.registry.versions import CHALLENGER, CHAMPION, REGISTERING, find_version_by_alias, register
 
-    with record_timing(workspace, "register"), scratch_directory(workspace.root / ".work" / "bundles") as folder:
+    with scratch_directory(workspace.root / ".work" / "bundles") as folder:
         bundles = _make_bundles(params, workspace, folder)
         client = connect(params.tracking, workspace.root)
         send_unsent(params.tracking, workspace.root)  # of trainings that ended while MLflow did not answer
@@ -112,6 +114,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             unfinished.unlink(missing_ok=True)
             refresh_serving_cache(client, params.tracking, workspace.root, receipts)
         write_json(workspace.reports / "registered.json", receipts)
+        (workspace.root / REGISTERED).touch()
 
 
 def _make_bundles(params: Params, workspace: Workspace, folder: Path) -> list[BundledRun]:
@@ -171,6 +174,9 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         data=workspace.shards / "manifest.json",
         command=f"dvc repro finetune@{ranked.run}",
     )
+    further: dict[str, str] = {}
+    for target in CARD_FACTS.values():
+        further |= import_target(target)(params, workspace.root, ranked.run)
     names = {"run": ranked.run, "model": ranked.model, "family": ranked.family, "variant": ranked.variant}
     rule, gate_split = gate_rule(params, bundled.task), params.promotion.split
     # The test split first, as MLflow's pages list them; runs are selected on val.
@@ -220,7 +226,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
             headline=headline,
             info=bundled.info,
             scores=ranked.scores,
-            lineage=facts | names,
+            lineage=facts | names | further,
             vocabulary=lineage["vocabulary"],
             not_served=bundled.not_served,
             holds_captions=(bundle / SEARCH / CAPTIONS).exists(),

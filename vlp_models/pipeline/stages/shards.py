@@ -24,7 +24,7 @@ from vlp_models.common.io import output_directory, read_json, stat_file, write_j
 from vlp_models.common.log import get_logger
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.source_hash import code_hash
-from vlp_models.common.workspace import Workspace, fingerprint, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import Workspace, fingerprint, require_output, write_manifest
 from vlp_models.data.features import FeatureStore, chunk_name
 from vlp_models.data.inputs import ModelInputs, RequiredContent, required_content
 from vlp_models.data.joins import Database, RowCursor
@@ -67,52 +67,49 @@ def run(
     """
     p = params.shards
     mapper = cluster_mapper(params, workspace) or LocalMapper(cluster_of(params).workers or 1)
-    with record_timing(workspace, "shards"):
-        validated = require_output(workspace.validated, "validate")
-        v = params.validate
-        inputs = model_inputs(params.models) if inputs is None else inputs
-        required = required_content(inputs, p.pixels, v.min_image_side, v.max_image_pixels)
-        store = FeatureStore(require_output(workspace.features, "features")) if required.regions else None
-        if store is not None:
-            _check_features(validated, store, workspace)
-        # tables without images, which are in no tar
-        texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
-        work = _work(workspace, to_plain(p), required)
-        if restore_unrecorded_result(workspace, work, "shards"):
-            return
-        # what a model of these regions depends on; models that read none get zeros
-        facts = {
-            "feature_dim": store.feature_dim if store else 0,
-            "classes": store.classes if store else [],
-            "detector_id": store.detector_id if store else "",
-        }
-        sources = _sources(validated, texts)
-        counts: dict[str, dict[str, int]] = {}
-        hashes: dict[str, Iterable[Path]] = {}  # split -> the files with the hashes of its images
-        with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
-            for split, parts in _make_parts(params, workspace, texts, work, required, mapper, directory).items():
-                totals = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
-                for part in parts:
-                    totals.update(read_json(part / COUNTS))
-                counts[split], hashes[split] = dict(totals), (part / HASHES for part in parts)
-                # the parts, in order, become the shards of the split, and their indexes one index
-                join_parts(directory, split, parts)
-            write_manifest(
-                directory,
-                stage="shards",
-                params=to_plain(p),
-                counts=counts,
-                sources=sources,
-                **facts,
-                num_classes=len(store.classes) if store else 0,
-                pixels=required.pixels,
-            )
-            write_contents(
-                contents, hashes, sources, {kind: facts if kind == "regions" else {} for kind in required.kinds}
-            )
-        # Saved before the parts go, so that a kill in between leaves one of the two.
-        save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
-        remove_chunks(work)
+    validated = require_output(workspace.validated, "validate")
+    v = params.validate
+    inputs = model_inputs(params.models) if inputs is None else inputs
+    required = required_content(inputs, p.pixels, v.min_image_side, v.max_image_pixels)
+    store = FeatureStore(require_output(workspace.features, "features")) if required.regions else None
+    if store is not None:
+        _check_features(validated, store, workspace)
+    # tables without images, which are in no tar
+    texts = {name: read_table(name, validated) for name, view in TABLES.items() if not view.has_image}
+    work = _work(workspace, to_plain(p), required)
+    if restore_unrecorded_result(workspace, work, "shards"):
+        return
+    # what a model of these regions depends on; models that read none get zeros
+    facts = {
+        "feature_dim": store.feature_dim if store else 0,
+        "classes": store.classes if store else [],
+        "detector_id": store.detector_id if store else "",
+    }
+    sources = _sources(validated, texts)
+    counts: dict[str, dict[str, int]] = {}
+    hashes: dict[str, Iterable[Path]] = {}  # split -> the files with the hashes of its images
+    with output_directory(workspace.shards) as directory, output_directory(workspace.contents) as contents:
+        for split, parts in _make_parts(params, workspace, texts, work, required, mapper, directory).items():
+            totals = Counter(dict.fromkeys((*VIEWS, "regions", "shards"), 0))
+            for part in parts:
+                totals.update(read_json(part / COUNTS))
+            counts[split], hashes[split] = dict(totals), (part / HASHES for part in parts)
+            # the parts, in order, become the shards of the split, and their indexes one index
+            join_parts(directory, split, parts)
+        write_manifest(
+            directory,
+            stage="shards",
+            params=to_plain(p),
+            counts=counts,
+            sources=sources,
+            **facts,
+            num_classes=len(store.classes) if store else 0,
+            pixels=required.pixels,
+        )
+        write_contents(contents, hashes, sources, {kind: facts if kind == "regions" else {} for kind in required.kinds})
+    # Saved before the parts go, so that a kill in between leaves one of the two.
+    save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
+    remove_chunks(work)
     described = []
     for split, numbers in counts.items():
         described.append(f"{split} " + ", ".join(f"{count:,} {name}" for name, count in numbers.items() if count))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from vlp_models.common.io import output_directory, scratch_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.packages import HUB, PREFIX
-from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import Workspace, require_output, write_manifest
 from vlp_models.data.answers import build_answer_vocabulary
 from vlp_models.data.bert_folder import find_folder, read_tokenizer
 from vlp_models.data.joins import Database, number_rows
@@ -50,23 +50,22 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         MissingToolError: the package of `vocab` is not installed.
     """
     p = params.tokenizer
-    with record_timing(workspace, "tokenizer"):
-        validated = require_output(workspace.validated, "validate")
-        # The corpus is on disk, so it may be larger than memory.
-        with read_texts(validated, p.sources, workspace) as (texts, questions, corpus):
-            tokenizer = make_tokenizer(p, texts, workspace)
-            shares = _check_decoding(tokenizer, corpus.sample(), p)
-            answers = build_answer_vocabulary(questions, p.min_answer_count)
-        with output_directory(workspace.tokenizer) as directory:
-            tokenizer.save(directory)
-            write_json(directory / "answers.json", answers)
-            # Equal vocabularies give equal outputs, whatever the names of the datasets that they come from.
-            unrecorded = ("sources", "min_decoded_share", *([] if p.special_tokens else ["special_tokens"]))
-            settings = {key: value for key, value in to_plain(p).items() if key not in unrecorded}
-            counts = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
-            write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
-        report = {**counts, "texts": len(texts), "questions": len(questions), "decoded_share": shares}
-        write_json(workspace.reports / "tokenizer.json", report)
+    validated = require_output(workspace.validated, "validate")
+    # The corpus is on disk, so it may be larger than memory.
+    with read_texts(validated, p.sources, workspace) as (texts, questions, corpus):
+        tokenizer = make_tokenizer(p, texts, workspace)
+        shares = _check_decoding(tokenizer, corpus.sample(), p)
+        answers = build_answer_vocabulary(questions, p.min_answer_count)
+    with output_directory(workspace.tokenizer) as directory:
+        tokenizer.save(directory)
+        write_json(directory / "answers.json", answers)
+        # Equal vocabularies give equal outputs, whatever the names of the datasets that they come from.
+        unrecorded = ("sources", "min_decoded_share", *([] if p.special_tokens else ["special_tokens"]))
+        settings = {key: value for key, value in to_plain(p).items() if key not in unrecorded}
+        counts = {"tokens": tokenizer.vocab_size, "answers": len(answers)}
+        write_manifest(directory, stage="tokenizer", params=settings, counts=counts)
+    report = {**counts, "texts": len(texts), "questions": len(questions), "decoded_share": shares}
+    write_json(workspace.reports / "tokenizer.json", report)
     logger.info(
         "tokenizer: %s tokens from %s texts, %s answers; CIDEr-D after encoding and decoding: %s",
         f"{tokenizer.vocab_size:,}",

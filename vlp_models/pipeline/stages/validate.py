@@ -25,7 +25,7 @@ from vlp_models.common.executors import Mapper
 from vlp_models.common.io import output_directory, write_json
 from vlp_models.common.log import get_logger
 from vlp_models.common.plugins import import_target
-from vlp_models.common.workspace import Workspace, record_timing, require_output, write_manifest
+from vlp_models.common.workspace import Workspace, require_output, write_manifest
 from vlp_models.curation.duplicates.leakage import (
     FINGERPRINTS,
     Leak,
@@ -103,47 +103,44 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     Raises:
         DataError: too many bad rows in a table, no good image, or a dataset that `prepare` has not read.
     """
-    with record_timing(workspace, "validate"):
-        refused = workspace.work("validate", "refused") / "quarantine.parquet"
-        refused.unlink(missing_ok=True)  # of an earlier run
-        # one folder per dataset
-        sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
-        duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
-        # image id -> what it is a copy of, which a rule of the images table reports
-        leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-        flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
-        # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
-        with output_directory(workspace.validated) as directory:
-            results = _check_tables(
-                sources, params.validate, workspace, directory, {"images": leaks, "captions": flagged}
-            )
-            captions_in_train = _captions_in_train(directory)
-            left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
-            report = _report(results, params.validate) | {
-                "left_out": left_out,
-                "across_splits": {"near_duplicates": len(duplicates), "captions": captions_in_train},
-            }
-            # The reports come first: they explain data that is refused, too.
-            write_json(workspace.reports / REPORT, report)
-            for target in VALIDATION_PAGES.values():
-                import_target(target)(workspace.reports / PAGE, params, results, report, duplicates)
-            _refuse(results, params.validate, workspace, sources, directory, refused)
-            # What later stages read besides the tables
-            write_leaks(directory, duplicates)
-            write_boxed(directory)
-            counts: dict[str, Any] = {name: result.good for name, result in results.items()}
-            counts["quarantine"] = _join_quarantine(sources, directory)
-            counts["truth"] = _write_lines(sources, directory, TRUTH)
-            counts["left_out"] = left_out
-            if languages := _write_lines(sources, directory, LANGUAGES):
-                counts["languages"] = languages
-            write_manifest(
-                directory,
-                stage="validate",
-                params={"validate": to_plain(params.validate), "sources": list(params.data)},
-                counts=counts,
-                splits=dict(sorted(results["images"].splits.items())),
-            )
+    refused = workspace.work("validate", "refused") / "quarantine.parquet"
+    refused.unlink(missing_ok=True)  # of an earlier run
+    # one folder per dataset
+    sources = [require_output(workspace.interim(name), f"prepare@{name}") for name in params.data]
+    duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
+    # image id -> what it is a copy of, which a rule of the images table reports
+    leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
+    flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
+    # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
+    with output_directory(workspace.validated) as directory:
+        results = _check_tables(sources, params.validate, workspace, directory, {"images": leaks, "captions": flagged})
+        captions_in_train = _captions_in_train(directory)
+        left_out = {REPEATED: results["captions"].repeated} if results["captions"].repeated else {}
+        report = _report(results, params.validate) | {
+            "left_out": left_out,
+            "across_splits": {"near_duplicates": len(duplicates), "captions": captions_in_train},
+        }
+        # The reports come first: they explain data that is refused, too.
+        write_json(workspace.reports / REPORT, report)
+        for target in VALIDATION_PAGES.values():
+            import_target(target)(workspace.reports / PAGE, params, results, report, duplicates)
+        _refuse(results, params.validate, workspace, sources, directory, refused)
+        # What later stages read besides the tables
+        write_leaks(directory, duplicates)
+        write_boxed(directory)
+        counts: dict[str, Any] = {name: result.good for name, result in results.items()}
+        counts["quarantine"] = _join_quarantine(sources, directory)
+        counts["truth"] = _write_lines(sources, directory, TRUTH)
+        counts["left_out"] = left_out
+        if languages := _write_lines(sources, directory, LANGUAGES):
+            counts["languages"] = languages
+        write_manifest(
+            directory,
+            stage="validate",
+            params={"validate": to_plain(params.validate), "sources": list(params.data)},
+            counts=counts,
+            splits=dict(sorted(results["images"].splits.items())),
+        )
     if captions_in_train:
         described = []
         for split, numbers in captions_in_train.items():
