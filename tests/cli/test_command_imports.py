@@ -46,6 +46,7 @@ ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
     ("ingest",): (FILES, 4.5),
     ("commit", "--no-push"): (set(), 4.5),
     ("costs",): (set(), 4.5),
+    ("prune",): (set(), 4.5),
     ("compare", f"a={EVALUATED}", f"b={EVALUATED}", "--metric", "scenes test accuracy"): (FILES, 6),
     ("pack", "tden-vqa"): (FILES, 6),
     ("replay", "tden-vqa.run.zip"): (FILES, 6),

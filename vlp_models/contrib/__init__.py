@@ -190,6 +190,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "visual_genome": "vlp_models.contrib.research_formats.visual_genome:read",
         }
     },
+    "retention": {
+        "params": {"retention": "vlp_models.contrib.retention.params:RetentionParams"},
+        "last_parts": {"prune": "vlp_models.contrib.retention.flow:prune_parts"},
+    },
     "shared_objectives": {
         "shared_objectives": {
             "add": "vlp_models.contrib.shared_objectives.heads:add_objectives",

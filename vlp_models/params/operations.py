@@ -221,6 +221,7 @@ PARTS = (
     "promote",
     "report",
     "commit",
+    "prune",
 )
 
 

@@ -1,0 +1,191 @@
+"""`vlp prune` in a real project: git, DVC with a remote, MLflow on SQLite, a ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vlp_models.common.environment import command_environment
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.retention import prune as prune_module
+from vlp_models.contrib.retention.flow import prune_parts
+from vlp_models.contrib.retention.prune import prune
+from vlp_models.contrib.retention.versions import PRUNED, delete_files
+from vlp_models.flows.parts import retrain_parts
+from vlp_models.params import Params, load_params
+from vlp_models.registry.client import connect
+from vlp_models.registry.promotion.ledger import Ledger
+
+DEFAULTS = Path(__file__).parents[3] / "params.yaml"
+SIZE = 1000  # bytes of a version's files
+TRACKED = ("dvc.lock", "dvc.yaml", "data/raw/pairs.dvc")
+DVC = [sys.executable, "-m", "dvc"]
+
+
+def run(root: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=root, env=command_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    shutil.copy(DEFAULTS, tmp_path / "params.yaml")
+    (tmp_path / "promotions").mkdir()
+    (tmp_path / "reports").mkdir()
+    return tmp_path
+
+
+def settings(root: Path, **retention: Any) -> Params:
+    raw = yaml.safe_load((root / "params.yaml").read_text())
+    raw["retention"] |= retention
+    (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    return load_params(root / "params.yaml")
+
+
+def pruned(root: Path, *, dry: bool = False, **retention: Any) -> dict[str, tuple[int, int]]:
+    params = settings(root, **retention)
+    return {entry.what: (entry.count, entry.bytes) for entry in prune(params, Workspace(root), dry=dry) if entry.count}
+
+
+def register(root: Path, count: int, locks: dict[int, str] | None = None) -> Any:
+    """Register versions 1 to `count` of vlp-vqa, each with one file; `locks`: number -> the dvc.lock it came from."""
+    client = connect(settings(root).tracking, root)
+    client.create_registered_model("vlp-vqa")
+    experiment = client.search_experiments()[0].experiment_id
+    for number in range(1, count + 1):
+        run_id = client.create_run(experiment).info.run_id
+        files = root / "files" / str(number)
+        files.mkdir(parents=True)
+        (files / "weights").write_bytes(bytes(SIZE))
+        if lock := (locks or {}).get(number):
+            client.log_text(run_id, lock, "lineage/dvc.lock")
+        tags = {"content": f"content {number}"}
+        client.create_model_version("vlp-vqa", files.as_uri(), run_id, tags=tags)
+    return client
+
+
+def with_files(root: Path) -> list[int]:
+    return sorted(int(path.parent.name) for path in (root / "files").glob("*/weights"))
+
+
+def test_old_versions_lose_their_files_and_needed_ones_keep_them(root: Path) -> None:
+    client = register(root, 8)
+    client.set_registered_model_alias("vlp-vqa", "champion", "3")
+    (root / "reports" / "registered.json").write_text(json.dumps({"vqa": [{"name": "vlp-vqa", "version": 4}]}))
+    ledger = Ledger(root / "promotions" / "ledger.jsonl")
+    with ledger.locked():  # a rollback from 3 goes to 1; 2 was withdrawn
+        for action, number in (("promoted", 1), ("promoted", 2), ("rolled back", 1), ("promoted", 3)):
+            ledger.append({"action": action, "model": "vlp-vqa", "version": number, "content": f"content {number}"})
+    assert pruned(root, versions=2, dry=True) == {"registered versions": (3, 3 * SIZE)}
+    assert with_files(root) == list(range(1, 9))
+    assert pruned(root, versions=2) == {"registered versions": (3, 3 * SIZE)}
+    assert with_files(root) == [1, 3, 4, 7, 8]
+    versions = {int(v.version): v.tags for v in client.search_model_versions("name='vlp-vqa'")}
+    assert sorted(number for number, tags in versions.items() if PRUNED in tags) == [2, 5, 6]
+    assert pruned(root, versions=2) == {}, "nothing is left to delete"
+    assert pruned(root, versions=0) == {}
+
+
+def test_an_interrupted_deletion_is_completed_by_the_next(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(root, 4)
+    deleted: list[str] = []
+
+    def interrupted(client: Any, version: Any) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.append(version.version)
+        delete_files(client, version)
+
+    monkeypatch.setattr(prune_module, "delete_files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pruned(root, versions=1)
+    assert len(with_files(root)) == 3
+    monkeypatch.setattr(prune_module, "delete_files", delete_files)
+    pruned(root, versions=1)
+    assert with_files(root) == [4]
+
+
+def write_data(root: Path, week: int) -> None:
+    """Make an output from raw data as a stage of this week would, and commit both."""
+    (root / "data" / "raw").mkdir(parents=True, exist_ok=True)
+    (root / "data" / "raw" / "pairs").write_text(f"raw {week}")
+    run(root, *DVC, "add", "-q", "data/raw/pairs")
+    stage = {"cmd": f"echo {week} > data/shards", "outs": ["data/shards"], "deps": ["data/raw/pairs"]}
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"shards": stage}}))
+    run(root, *DVC, "repro", "-q")
+    run(root, "git", "add", "dvc.yaml", "dvc.lock", "data/raw/pairs.dvc")
+    run(root, "git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", f"week {week}")
+
+
+@pytest.mark.slow
+def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it(root: Path) -> None:
+    run(root, "git", "init", "-q")
+    run(root, *DVC, "init", "-q")
+    run(root, *DVC, "remote", "add", "-q", "-d", "store", str(root / "store"))
+    (root / ".gitignore").write_text(
+        "/data/shards\n/data/raw/pairs\n/store\n/files\n/mlflow.db\n/mlartifacts\n/.work\n"
+    )
+    locks = {}
+    for week in range(1, 6):
+        write_data(root, week)
+        run(root, *DVC, "push", "-q")
+        # As the stage of a group is named in the real file.
+        locks[week] = (root / "dvc.lock").read_text().replace("  shards:", "  shards@all:")
+    client = register(root, 5, locks)
+    client.set_registered_model_alias("vlp-vqa", "champion", "2")
+
+    def readable(command: str = "checkout") -> list[int]:
+        """Return the weeks whose data DVC finds: in its cache, or with `pull` also in the remote."""
+        found = []
+        for week in range(1, 6):
+            run(root, "git", "checkout", "-q", f"HEAD~{5 - week}", "--", *TRACKED)
+            for name in ("shards", "raw/pairs"):
+                (root / "data" / name).unlink(missing_ok=True)
+            done = subprocess.run([*DVC, command, "-q"], cwd=root, env=command_environment(), capture_output=True)
+            found += [week] if done.returncode == 0 else []
+        run(root, "git", "checkout", "-q", "HEAD", "--", *TRACKED)
+        run(root, *DVC, "checkout", "-q")
+        return found
+
+    assert readable() == [1, 2, 3, 4, 5]
+    # Kept: the two newest commits, the newest version's data (week 5), the champion's (week 2).
+    listed = pruned(root, dry=True, versions=1, commits=2)
+    assert listed["files in DVC's cache"] == (4, 2 * 5 + 2 * 2) and readable() == [1, 2, 3, 4, 5]
+    assert pruned(root, versions=1, commits=2)["registered versions"] == (3, 3 * SIZE)
+    assert readable() == [2, 4, 5]
+    assert readable("pull") == [1, 2, 3, 4, 5], "the remote has everything still"
+    pruned(root, versions=1, commits=2, remote=True)
+    assert readable("pull") == [2, 4, 5]
+
+
+def test_old_submissions_states_and_logs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("data/inbox/done/monday", ".work/pretrain-gone/0123", ".work/pretrain-tden/0123", ".work/stack"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_bytes(bytes(100))
+    log = root / ".work" / "stack" / "server.log"
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, b"first\n" + bytes(20 * 2**20) + b"last\n")
+    freed = {"logs": (1, 19 * 2**20 + 11)}
+    assert pruned(root, days=7) == freed, "younger than a week"
+    os.write(descriptor, b"then\n")
+    text = log.read_bytes()
+    assert len(text) == 2**20 + 5 and text.endswith(b"last\nthen\n")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 8 * 86400)
+    assert pruned(root, days=7) == {"ingested submissions": (1, 100), "states of removed runs": (1, 100)}
+    assert (root / ".work" / "pretrain-tden" / "0123" / "file").exists()
+
+
+def test_the_flow_prunes_only_if_params_say_so(root: Path) -> None:
+    assert prune_parts(settings(root)) == []
+    assert retrain_parts(settings(root, commits=4))[-1].command == ("prune",)

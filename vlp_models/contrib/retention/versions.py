@@ -1,0 +1,82 @@
+"""Delete the files of old registered versions. The version itself stays, with its scores, lineage and card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlp_models.params import Params
+from vlp_models.registry.client import find_model, model_name
+from vlp_models.registry.promotion.ledger import Ledger, replay
+from vlp_models.registry.receipts import read_registered
+from vlp_models.tasks import TASKS
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+PRUNED = "pruned"  # tag of a version whose files were deleted, or are being deleted: the date
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of all tasks: those that keep their files, and those that lose them."""
+
+    kept: list[ModelVersion]
+    old: list[ModelVersion]
+
+
+def sort_versions(client: MlflowClient, params: Params, root: Path, newest: int) -> Versions:
+    """
+    Args:
+        newest: of each task this many keep their files; 0: all.
+
+    Raises:
+        LedgerError: the ledger was changed.
+    """
+    states = replay(Ledger(root / params.promotion.ledger).entries())
+    receipts = read_registered(root / "reports")
+    kept, old = [], []
+    for task in TASKS:
+        name = model_name(params.tracking, task)
+        model = find_model(client, name)
+        if model is None:
+            continue
+        versions = sorted(client.search_model_versions(f"name='{name}'"), key=lambda v: -int(v.version))
+        # A rollback goes from champion to champion; a registered version without files would be registered again.
+        champions = {champion.content for champion in states[name].champions} if name in states else set()
+        needed = {str(number) for number in dict(model.aliases).values()}
+        needed |= {str(receipt["version"]) for receipt in receipts.get(task, []) if "version" in receipt}
+        for rank, version in enumerate(versions):
+            is_kept = not newest or rank < newest or str(version.version) in needed
+            (kept if is_kept or version.tags.get("content") in champions else old).append(version)
+    return Versions(kept, old)
+
+
+def measure_files(client: MlflowClient, version: ModelVersion) -> int:
+    """Return the bytes of a version's files; 0 if they were deleted before."""
+    from mlflow.artifacts import list_artifacts
+    from mlflow.exceptions import MlflowException
+
+    address = client.get_model_version_download_uri(version.name, str(version.version))
+
+    def sizes(path: str) -> Iterator[int]:
+        for entry in list_artifacts(artifact_uri=f"{address}/{path}" if path else address):
+            yield from sizes(entry.path) if entry.is_dir else (entry.file_size or 0,)
+
+    try:
+        return sum(sizes(""))
+    except (MlflowException, OSError):  # deleted before
+        return 0
+
+
+def delete_files(client: MlflowClient, version: ModelVersion) -> None:
+    """Delete a version's files, and tag it first: if this is interrupted, the next call deletes the rest."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    client.set_model_version_tag(version.name, str(version.version), PRUNED, time.strftime("%Y-%m-%d"))
+    address = client.get_model_version_download_uri(version.name, str(version.version))
+    get_artifact_repository(address).delete_artifacts()
