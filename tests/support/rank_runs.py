@@ -37,7 +37,8 @@ def run(
 ) -> tuple[int, str]:
     """Exit code and stderr of the process that a user would have started, with portable instructions or without."""
     command = [*prefix, sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
-    env = {**os.environ, **VARIABLES} if portable else None
+    # A crash in native code says which Python code each thread was in.
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", **(VARIABLES if portable else {})}
     process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         _, stderr_text = process.communicate(timeout=LONGEST)

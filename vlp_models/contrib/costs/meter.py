@@ -38,8 +38,10 @@ def measure(root: Path, stage: str) -> Iterator[None]:
             joules=joules_between(energy, read_energy()),
             **used,
         )
-        with suppress(OSError), (root / FILE).open("a", encoding="utf-8") as file:  # a full disk, for example
-            file.write(json.dumps(cost.to_plain()) + "\n")
+        with suppress(OSError):  # a full disk, for example
+            (root / FILE).parent.mkdir(exist_ok=True)
+            with (root / FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(cost.to_plain()) + "\n")
 
 
 def _usage() -> dict[str, float]:
