@@ -82,7 +82,7 @@ test: install
 # What `make test` leaves out, with the packages that some of it needs.
 test-all: install
 	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock \
-		-r requirements-pictures.lock -r requirements-docs.lock -r requirements-lora.lock
+		-r requirements-pictures.lock -r requirements-docs.lock -r requirements-lora.lock -r requirements-dossier.lock
 	@$(PYTEST) -m "(pipeline or server or slow or extras) and not (core or long)" tests
 
 # Their packages are not in requirements.lock.

@@ -54,6 +54,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "doctor": {},
+    "dossier": {},
     "drift": {
         "params": {"drift": "vlp_models.contrib.drift.params:DriftParams"},
         "stages": {"training_stats": "vlp_models.contrib.drift.training_stats:run"},

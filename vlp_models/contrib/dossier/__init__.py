@@ -1,0 +1,1 @@
+"""`vlp dossier`: technical documentation, bill of materials and provenance of a version, from its records."""
