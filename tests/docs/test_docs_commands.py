@@ -66,6 +66,7 @@ RETRIEVAL = (
     "vlp use --set 'finetune.tden-retrieval={task: retrieval, start: pretrain/tden, max_steps: 2, batch_size: 8}'"
     " && vlp run"
 )
+NO_REMOTE = "git remote remove origin"  # of the clone: the repository that is tested must get no commits
 UNTIL_CTRL_C = "timeout --preserve-status -s INT 20 vlp join; test $? = 130"
 MAKE_SIGLIP = (  # random weights
     f"mkdir -p data/raw && cp -r {{made}}/photos data/raw/pairs && PYTHONPATH={HELPERS}:$PWD python -c "
@@ -109,6 +110,7 @@ PARTS: dict[str, list[Part]] = {
                 "python -m flows.retrain": f"{INGESTED} && vlp promote vqa && {VERSION_2_IS_CHAMPION}",
                 "vlp status": awaited(1),
                 "prefect deployment schedule resume": "vlp up",  # the page has stopped it
+                "vlp use --set flow.commit=true": NO_REMOTE,
             },
             replace={"vlp up ": "vlp up --port {port} "},
             after=awaited(5),
@@ -134,7 +136,8 @@ PARTS: dict[str, list[Part]] = {
             },
         ),
     ],
-    "deployment": [Part(long=True)],
+    "deployment": [Part(long=True, before={"vlp commit": NO_REMOTE})],
+    "dossier": [Part()],
     "audit": [Part(replace={"vlp audit pairs ": "vlp audit scenes "})],
     "labeling": [Part(replace={"mkdir -p data/raw/pairs && cp -r my-photos ": "cp -r {made}/photos/img "})],
     "languages": [Part(fresh=True, long=True, photographs=True)],
