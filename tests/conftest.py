@@ -47,6 +47,8 @@ BORROWERS = {
     "contrib/shared_objectives/test_shared_objectives.py": ["plugin_kit"],
     "contrib/demo_page/test_corrections.py": ["ingest"],
     "contrib/drift/test_drift.py": ["ingest"],
+    "contrib/stack/test_kills.py": ["notify"],
+    "contrib/stack/test_stack.py": ["commit", "notify"],
     "contrib/forgetting/test_withdrawn.py": ["ingest"],
     "contrib/ingest/test_ingest.py": ["hub_datasets"],
     "fuzz/test_fuzz.py": [

@@ -13,9 +13,9 @@ from prefect.client.schemas.objects import State
 from vlp_models.cli.presets import find_preset, merge_overlay
 from vlp_models.common.workspace import Workspace
 from vlp_models.errors import ParamsError
+from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import Part, promotion_part, training_parts
 from vlp_models.flows.tasks import HOOKS, run_parts
-from vlp_models.flows.tell import tell
 from vlp_models.params import Params
 from vlp_models.pipeline.promotion_commands import ledger_champion
 from vlp_models.tasks import TASKS
@@ -89,7 +89,7 @@ def rollback(task: str, root: str = ".") -> State[Any]:
 def notify_webhook(run: str, state: str, message: str = "", root: str = ".") -> None:
     """Report a crashed run, which could not report itself, to the webhook."""
     message = message or "see the run's log"
-    tell(Path(root), get_run_logger().warning, flow="vlp", run=run, state=state, message=message, bad=True)
+    notify(Path(root), get_run_logger().warning, flow="vlp", run=run, state=state, message=message, bad=True)
 
 
 def _check_known(value: str, names: Iterable[str], kind: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redact, without_secrets
 from vlp_models.errors import TrackingError
+from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import DRIFTED, Part
 from vlp_models.flows.process import (
     WORTH_A_RETRY,
@@ -28,7 +29,6 @@ from vlp_models.flows.process import (
     run_supervised,
     update_dvc_yaml,
 )
-from vlp_models.flows.tell import tell
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
@@ -161,7 +161,7 @@ def run_without_server(root: Path, select: Callable[[Params], list[Part]], *, na
     Args:
         select: returns the parts; called with params.yaml as it is once the workspace is held, after hours of waiting.
     """
-    report = partial(tell, root, log, flow=name, run=f"{name} {time.strftime('%F %T')}")
+    report = partial(notify, root, log, flow=name, run=f"{name} {time.strftime('%F %T')}")
     try:
         params = load_params(root / "params.yaml")
         # Before the wait for the workspace, which may take hours.

@@ -21,10 +21,10 @@ from prefect.utilities.urls import url_for
 
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.redaction import without_secrets
+from vlp_models.flows.notify import notify
 from vlp_models.flows.parts import Part
 from vlp_models.flows.pipeline import Run, summarize
 from vlp_models.flows.process import WORTH_A_RETRY, WorkspaceInUse, hold_workspace, outlive_worker, update_dvc_yaml
-from vlp_models.flows.tell import tell
 from vlp_models.params import Params, load_params
 from vlp_models.pipeline.dvc.lock_file import repair
 
@@ -87,7 +87,7 @@ def run_parts(root: str, *selections: Callable[[Params], list[Part]], hold: bool
             return Completed(message=line, data={outcome.part: outcome.state for outcome in run.outcomes})
     except WorkspaceInUse as error:
         # Prefect calls no hook for a flow that returns this state itself.
-        tell(folder, logger.warning, flow=flow, run=name, state="Cancelled", message=str(error), bad=True)  # plain-ok
+        notify(folder, logger.warning, flow=flow, run=name, state="Cancelled", message=str(error), bad=True)  # plain-ok
         return Cancelled(message=str(error))  # plain-ok
 
 
@@ -151,12 +151,12 @@ def publish(run: Run, params: Params) -> None:
 
 
 def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Tell how a run has ended (state hook of every flow). Never raise.
+    """Notify people of the end of a run (state hook of every flow). Never raise.
 
     The parameter names are Prefect's: a worker passes them by name.
     """
     message = state.message or ""
-    tell(
+    notify(
         Path(str(flow_run.parameters.get("root", "."))),
         get_logger("flows").warning,
         flow=flow.name,

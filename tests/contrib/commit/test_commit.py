@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from vlp_models.contrib.commit.flow import commit_parts
 from vlp_models.errors import DataError
 from vlp_models.flows.parts import retrain_parts
 from vlp_models.params import Params, load_params
+from vlp_models.registry.promotion.ledger import Ledger
 
 DEFAULTS = Path(__file__).parents[3] / "params.yaml"
 
@@ -39,13 +39,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(root, "init", "--quiet")
     shutil.copy(DEFAULTS, root / "params.yaml")
     (root / "promotions" / "ledger.jsonl").write_text("")
+    (root / ".gitignore").write_text("/promotions/.*\n")
     (root / "notes.md").write_text("first\n")
     write_lock(root, features="1", report="1")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "--message", "first")
     write_lock(root, features="2", report="1")
-    entry = {"action": "promoted", "task": "captioning", "version": 3}
-    (root / "promotions" / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
+    ledger = Ledger(root / "promotions" / "ledger.jsonl")
+    with ledger.locked():
+        ledger.append({"action": "promoted", "task": "captioning", "model": "vlp-captioning", "version": 3})
     return root
 
 
@@ -110,9 +112,52 @@ def test_an_unfinished_merge_a_conflict_and_a_secret_are_refused(project: Path) 
     git(project, "merge", "--abort")
     params = defaults(project)
     text = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(text.replace('webhook: ""', "webhook: https://hooks.example.org/T0/abc"))
+    hook = "webhook: https://hooks.example.org/T0/abc"
+    (project / "presets").mkdir()
+    (project / "presets" / "own.yaml").write_text(f"flow: {{{hook}}}\n")
+    with pytest.raises(DataError, match=r"own\.yaml: has a secret"):
+        commit_run(params, project)
+    (project / "presets" / "own.yaml").unlink()
+    (project / "params.yaml").write_text(text.replace('webhook: ""', hook))
     with pytest.raises(DataError, match="env:NAME"):
         commit_run(params, project)
+
+
+def test_what_is_staged_and_undone_in_the_working_tree_is_nothing_to_commit(project: Path) -> None:
+    commit_run(defaults(project), project)
+    before = (project / "dvc.lock").read_text()
+    write_lock(project, features="9", report="9")
+    git(project, "add", "dvc.lock")
+    (project / "dvc.lock").write_text(before)
+    assert commit_run(defaults(project), project) == "nothing to commit"
+
+
+def test_a_batch_is_named_in_the_message_as_it_is(project: Path) -> None:
+    (project / "data" / "accepted").mkdir(parents=True)
+    (project / "data" / "accepted" / "wöche.dvc").write_text("outs: []\n")
+    commit_run(defaults(project), project)
+    assert "new data: wöche" in git(project, "log", "-1", "--format=%B")
+
+
+def test_a_branch_that_follows_another_one_is_pushed_under_its_own_name(project: Path) -> None:
+    remote = add_remote(project)
+    before = git(remote, "rev-parse", "main")
+    git(project, "switch", "--quiet", "--create", "experiment", "--track", "origin/main")
+    commit_run(defaults(project), project)
+    assert push_run(project)[1] is False
+    assert git(remote, "rev-parse", "main") == before
+    assert git(remote, "rev-parse", "experiment") == git(project, "rev-parse", "HEAD")
+
+
+def test_the_ssh_command_of_a_deploy_key_is_used(project: Path) -> None:
+    git(project, "remote", "add", "origin", "ssh://git@host.invalid/x.git")
+    script = project.parent / "ssh"
+    script.write_text("#!/bin/sh\necho own ssh command >&2\nexit 1\n")
+    script.chmod(0o755)
+    git(project, "config", "core.sshCommand", str(script))
+    commit_run(defaults(project), project)
+    with pytest.raises(RemoteError, match="own ssh command"):
+        push_run(project)
 
 
 def test_a_failed_hook_and_a_failed_signature_are_told_in_their_words(project: Path) -> None:

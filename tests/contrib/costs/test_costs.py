@@ -13,18 +13,17 @@ import pytest
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.costs.costs import (
-    FILE,
-    Cost,
     add_up,
     card_fact,
     describe,
     history_notes,
+    last_runs,
+    make_table,
     read_costs,
     report_section,
-    table,
-    week,
+    week_of,
 )
-from vlp_models.contrib.costs.meter import joules_between, measure, read_energy
+from vlp_models.contrib.costs.meter import FILE, Cost, EnergyMeter, measure, read_energy
 from vlp_models.evaluation.report import ReportContext
 from vlp_models.params import load_params
 
@@ -66,6 +65,7 @@ def test_a_stage_s_process_and_its_children_are_measured_also_if_it_fails(tmp_pa
     for arguments in ([], ["fail"]):
         done = subprocess.run([sys.executable, "-c", BURN, *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == len(arguments), done.stderr
+    assert [cost.completed for cost in read_costs(tmp_path)] == [True, False]
     for cost in read_costs(tmp_path):
         assert cost.stage == "features" and cost.started == pytest.approx(time.time(), abs=60)
         assert 1.2 <= cost.cpu <= 20 and cost.seconds >= 1.2
@@ -82,19 +82,31 @@ def test_two_stages_in_one_process_do_not_count_the_same_time_twice(tmp_path: Pa
 
 
 def test_energy_counters_of_all_packages_are_added_and_may_wrap(tmp_path: Path) -> None:
-    """As Linux lays them out; the parts of a package are in its own counter."""
-    readings = []
-    for first, second in ((999_000, 5_000_000), (1_000, 9_000_000)):
-        for name, counter, size in (("intel-rapl:0", first, 999_999), ("intel-rapl:1", second, 10**9)):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "energy_uj").write_text(f"{counter}\n")
-            (tmp_path / name / "max_energy_range_uj").write_text(f"{size}\n")
-        (tmp_path / "intel-rapl:0:0").mkdir(exist_ok=True)
-        readings.append(read_energy(tmp_path))
-    assert joules_between(*readings) == pytest.approx(0.002 + 4.0)
-    assert read_energy(tmp_path / "absent") == {} and joules_between({}, {}) is None
+    """As Linux lays them out; parts of a package and the platform count the same energy again."""
+    zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:1": "package-1", "intel-rapl:2": "psys"}
+
+    def write_counters(**counters: int) -> None:
+        for zone, name in zones.items():
+            (tmp_path / zone).mkdir(exist_ok=True)
+            (tmp_path / zone / "name").write_text(f"{name}\n")
+            (tmp_path / zone / "energy_uj").write_text(f"{counters[name.replace('-', '_')]}\n")
+            (tmp_path / zone / "max_energy_range_uj").write_text("999999\n")
+
+    write_counters(package_0=999_000, core=1, package_1=500_000, psys=1)
+    meter = EnergyMeter(tmp_path)
+    write_counters(package_0=1_000, core=9_999, package_1=700_000, psys=9_999)
+    meter.read()  # as the thread does each minute
+    write_counters(package_0=2_000, core=99_999, package_1=600_000, psys=99_999)
+    assert meter.stop() == pytest.approx(0.002 + 0.001 + 0.2 + 0.9)
+    assert read_energy(tmp_path / "absent") == {} and EnergyMeter(tmp_path / "absent").stop() is None
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-    assert joules_between(readings[0], read_energy(tmp_path)) is None
+    assert EnergyMeter(tmp_path).stop() is None
+
+
+def test_the_attempts_of_an_interrupted_training_are_one_run() -> None:
+    stages = [("a", True), ("b", True), ("a", False), ("a", False), ("a", True), ("a", False)]
+    costs = [dataclasses.replace(ONE, stage=stage, completed=completed) for stage, completed in stages]
+    assert {cost.stage: cost.cpu / ONE.cpu for cost in last_runs(costs)} == {"a": 3.0, "b": 1.0}
 
 
 def test_costs_add_up_and_the_memory_is_the_largest(tmp_path: Path) -> None:
@@ -107,14 +119,14 @@ def test_costs_add_up_and_the_memory_is_the_largest(tmp_path: Path) -> None:
     write(tmp_path, ONE, other)
     with (tmp_path / FILE).open("a") as file:
         file.write('{"stage": "cut o')
-    rows = table(read_costs(tmp_path), lambda cost: cost.stage)
+    rows = make_table(read_costs(tmp_path), lambda cost: cost.stage)
     assert list(rows) == ["features", "report", "all"]
     assert list(rows["all"].values()) == ["2", "2.00", "2.50", "3.00", "2.00", "1.00", "20.0"]
 
 
 def test_weeks_begin_on_monday() -> None:
     days = [dataclasses.replace(ONE, started=MONDAY + 86400 * day) for day in (-0.01, 0, 6.99, 7)]
-    assert [week(cost)[8:] for cost in days] == ["2026-10-26", "2026-11-02", "2026-11-02", "2026-11-09"]
+    assert [week_of(cost)[8:] for cost in days] == ["2026-10-26", "2026-11-02", "2026-11-02", "2026-11-09"]
 
 
 def test_a_card_has_the_cost_of_its_chain_and_the_history_of_the_time_between_decisions(tmp_path: Path) -> None:
@@ -133,6 +145,8 @@ def test_a_card_has_the_cost_of_its_chain_and_the_history_of_the_time_between_de
 def test_the_report_has_a_table_by_stage_and_one_by_week(tmp_path: Path) -> None:
     context = ReportContext(params=load_params(DEFAULTS), workspace=Workspace(tmp_path), records=[], missing=[])
     assert report_section(context).below == ""
-    write(tmp_path, ONE, dataclasses.replace(ONE, started=MONDAY + 7 * 86400))
+    removed = dataclasses.replace(ONE, stage="finetune@removed")
+    write(tmp_path, ONE, removed, dataclasses.replace(ONE, started=MONDAY + 7 * 86400))
     page = report_section(context).below
     assert "week of 2026-11-02" in page and "week of 2026-11-09" in page and page.count("<td>features</td>") == 1
+    assert "finetune@removed" not in page

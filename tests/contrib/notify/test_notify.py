@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from flow_project import Listener, break_stage, listening, make_project, set_flow
 
 from vlp_models.contrib.notify import events
@@ -67,13 +68,17 @@ def test_message_is_json_and_a_name_in_it_is_no_markup_in_slack(root: Path, list
     assert body == {**expected, "message": message, "link": "http://127.0.0.1:4200/runs/1", "events": []}
 
 
-def test_a_secret_in_a_message_is_not_sent(root: Path, listener: Listener) -> None:
+def test_a_secret_in_a_message_or_in_an_event_is_not_sent(root: Path, listener: Listener) -> None:
+    raw = yaml.safe_load((root / "params.yaml").read_text())
+    raw["tracking"]["uri"] = "https://ann:hunter22@host/x"
+    (root / "params.yaml").write_text(yaml.safe_dump(raw))
+    decide(root, "promoted", "promote")
     send(root, webhook=listener.url, message="at https://ann:hunter22@host/x")
+    assert listener.bodies[0]["events"][0]["see"].endswith("@host/x/#/models/vlp-vqa/versions/4")
     assert "host" in json.dumps(listener.bodies) and "hunter22" not in json.dumps(listener.bodies)
 
 
 def test_decisions_are_told_once_and_wait_for_a_webhook_that_is_away(root: Path, listener: Listener) -> None:
-    decide(root, "promoted", "promote")
     listener.answer = 500
     send(root, webhook=listener.url)
     decide(root, "refused", "inconclusive")
@@ -81,10 +86,10 @@ def test_decisions_are_told_once_and_wait_for_a_webhook_that_is_away(root: Path,
     listener.answer = 200
     send(root, bad=False, webhook=listener.url, notify="failures")
     told = listener.bodies[1]["events"]
-    assert [event["event"] for event in told] == ["promoted", "inconclusive", "refused"]
-    assert told[1]["text"] == ("vqa: refused: version 4 (inconclusive); champion: version 3. gain 0.2 (-0.4 to 0.8)")
-    assert told[1]["see"] == "vlp history vqa"
-    assert listener.bodies[1]["subject"] == "retrain: Failed; vqa promoted; vqa inconclusive; vqa refused"
+    assert [event["event"] for event in told] == ["inconclusive", "refused"]
+    assert told[0]["text"] == ("vqa: refused: version 4 (inconclusive); champion: version 3. gain 0.2 (-0.4 to 0.8)")
+    assert told[0]["see"] == "vlp history vqa"
+    assert listener.bodies[1]["subject"] == "retrain: Failed; vqa inconclusive; vqa refused"
     send(root, webhook=listener.url)
     assert listener.bodies[2]["events"] == []
     send(root, bad=False, webhook=listener.url, notify="failures")
@@ -95,7 +100,7 @@ def test_decisions_are_told_once_and_wait_for_a_webhook_that_is_away(root: Path,
 
 def test_what_a_first_notification_does_not_tell(root: Path, listener: Listener, monkeypatch: Any) -> None:
     decide(root, "promoted", "promote")
-    monkeypatch.setattr(events, "FIRST", -1.0)
+    monkeypatch.setattr(events, "FIRST_SECONDS", -1.0)
     send(root, webhook=listener.url)
     assert listener.bodies[0]["events"] == []
 
@@ -123,7 +128,9 @@ def test_a_disk_that_fills_up_is_forecast_and_told_once(root: Path, listener: Li
     for expected in (1, 0):
         send(root, webhook=listener.url)
         assert [event["event"] for event in listener.bodies[-1]["events"]] == ["disk_full_soon"] * expected
-    assert len(json.loads((root / ".work" / "disk.json").read_text())) == 6, "each run measures"
+    assert len(json.loads((root / ".work" / "disk.json").read_text())) == 5, "the runs of a day measure once"
+    (root / ".work" / "disk.json").write_text('[[1], "damaged"]')
+    assert describe_forecast(root) == []
     rising = [[now - 7 * DAY * week, free - week] for week in (4, 3, 2, 1)]
     (root / ".work" / "disk.json").write_text(json.dumps(rising))
     assert forecast(root) is None

@@ -16,10 +16,13 @@ import yaml
 
 from vlp_models.common.environment import command_environment
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.retention import data as data_module
 from vlp_models.contrib.retention import prune as prune_module
+from vlp_models.contrib.retention.data import require_whole, write_project
 from vlp_models.contrib.retention.flow import prune_parts
 from vlp_models.contrib.retention.prune import prune
 from vlp_models.contrib.retention.versions import PRUNED, delete_files
+from vlp_models.errors import DataError
 from vlp_models.flows.parts import retrain_parts
 from vlp_models.params import Params, load_params
 from vlp_models.registry.client import connect
@@ -54,7 +57,7 @@ def settings(root: Path, **retention: Any) -> Params:
 
 def pruned(root: Path, *, dry: bool = False, **retention: Any) -> dict[str, tuple[int, int]]:
     params = settings(root, **retention)
-    return {entry.what: (entry.count, entry.bytes) for entry in prune(params, Workspace(root), dry=dry) if entry.count}
+    return {entry.kind: (entry.count, entry.bytes) for entry in prune(params, Workspace(root), dry=dry) if entry.count}
 
 
 def register(root: Path, count: int, locks: dict[int, str] | None = None) -> Any:
@@ -65,8 +68,8 @@ def register(root: Path, count: int, locks: dict[int, str] | None = None) -> Any
     for number in range(1, count + 1):
         run_id = client.create_run(experiment).info.run_id
         files = root / "files" / str(number)
-        files.mkdir(parents=True)
-        (files / "weights").write_bytes(bytes(SIZE))
+        (files / "artifacts" / "bundle").mkdir(parents=True)
+        (files / "artifacts" / "bundle" / "weights").write_bytes(bytes(SIZE))
         if lock := (locks or {}).get(number):
             client.log_text(run_id, lock, "lineage/dvc.lock")
         tags = {"content": f"content {number}"}
@@ -75,7 +78,7 @@ def register(root: Path, count: int, locks: dict[int, str] | None = None) -> Any
 
 
 def with_files(root: Path) -> list[int]:
-    return sorted(int(path.parent.name) for path in (root / "files").glob("*/weights"))
+    return sorted(int(path.parents[2].name) for path in (root / "files").glob("*/artifacts/bundle/weights"))
 
 
 def test_old_versions_lose_their_files_and_needed_ones_keep_them(root: Path) -> None:
@@ -93,6 +96,8 @@ def test_old_versions_lose_their_files_and_needed_ones_keep_them(root: Path) -> 
     versions = {int(v.version): v.tags for v in client.search_model_versions("name='vlp-vqa'")}
     assert sorted(number for number, tags in versions.items() if PRUNED in tags) == [2, 5, 6]
     assert pruned(root, versions=2) == {}, "nothing is left to delete"
+    (root / "files" / "2" / "artifacts").mkdir(parents=True)  # as an interrupted deletion may leave
+    assert pruned(root, versions=2) == {"registered versions": (1, 0)} and not (root / "files" / "2").exists()
     assert pruned(root, versions=0) == {}
 
 
@@ -133,7 +138,7 @@ def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it
     run(root, *DVC, "init", "-q")
     run(root, *DVC, "remote", "add", "-q", "-d", "store", str(root / "store"))
     (root / ".gitignore").write_text(
-        "/data/shards\n/data/raw/pairs\n/store\n/files\n/mlflow.db\n/mlartifacts\n/.work\n"
+        "/shared.git\n/data/shards\n/data/raw/pairs\n/store\n/files\n/mlflow.db\n/mlartifacts\n/.work\n"
     )
     locks = {}
     for week in range(1, 6):
@@ -164,8 +169,50 @@ def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it
     assert pruned(root, versions=1, commits=2)["registered versions"] == (3, 3 * SIZE)
     assert readable() == [2, 4, 5]
     assert readable("pull") == [1, 2, 3, 4, 5], "the remote has everything still"
+    # A colleague has pushed a commit that is not here: its data must not go.
+    run(root, "git", "clone", "-q", "--bare", ".", str(root / "shared.git"))
+    run(root, "git", "remote", "add", "origin", str(root / "shared.git"))
+    run(root, "git", "push", "-q", "origin", "HEAD~1:refs/heads/other", "HEAD:refs/heads/main")
+    colleague = root / "files" / "colleague"
+    run(root, "git", "clone", "-q", str(root / "shared.git"), str(colleague))
+    identity = ("-c", "user.name=b", "-c", "user.email=b@example.org")
+    run(colleague, "git", *identity, "commit", "-q", "--allow-empty", "-m", "theirs")
+    run(colleague, "git", "push", "-q", "origin", "HEAD:refs/heads/theirs")
+    with pytest.raises(DataError, match="commits that are not here"):
+        pruned(root, versions=1, commits=2, remote=True)
+    run(root, "git", "branch", "-q", "theirs", "origin/theirs")
     pruned(root, versions=1, commits=2, remote=True)
     assert readable("pull") == [2, 4, 5]
+
+
+def test_what_a_version_needs_must_be_known(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(root, "git", "init", "-q")
+    run(root, *DVC, "init", "-q")
+    run(root, "git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qam", "first", "--allow-empty")
+    register(root, 1)
+    with pytest.raises(DataError, match=r"vlp-vqa version 1: no dvc\.lock is kept"):
+        pruned(root, commits=1)
+    (root / "mlflow.db").unlink()
+    ledger = Ledger(root / "promotions" / "ledger.jsonl")
+    with ledger.locked():
+        ledger.append({"action": "promoted", "model": "vlp-vqa", "version": 1, "content": "content 1"})
+    with pytest.raises(DataError, match="the ledger has champions"):
+        pruned(root, commits=1)
+    lock = yaml.safe_dump({"stages": {"shards": {"outs": [{"path": "data/shards", "md5": f"{'ab' * 16}.dir"}]}}})
+    with pytest.raises(DataError, match="data/shards of a kept version: not in DVC's cache"):
+        require_whole(root, [lock])
+    monkeypatch.setattr(data_module, "dvc_files", lambda root: Path("/mnt/shared/cache/files/md5"))
+    with pytest.raises(DataError, match="outside of the project"):
+        write_project(root / "other", [], root)
+
+
+def test_raw_data_is_kept_as_a_whole_though_a_stage_reads_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    deps = [{"path": f"data/raw/x{part}", "md5": "ab" * 16} for part in ("/images", "", "/texts")]
+    lock = {"stages": {"prepare@x": {"deps": [*deps, {"path": "vlp_models/a.py", "md5": "cd" * 16}], "outs": []}}}
+    write_project(tmp_path / "project", [yaml.safe_dump(lock)], tmp_path)
+    stage = yaml.safe_load((tmp_path / "project" / "0" / "dvc.yaml").read_text())["stages"]["kept"]
+    assert stage["outs"] == ["data/raw/x"]
 
 
 def test_old_submissions_states_and_logs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from prefect_server import free_port
 from test_stack import vlp
 from unattended_site import ROOT, wait_until
 
+from vlp_models.contrib.stack.keep import NOTICED
 from vlp_models.contrib.stack.processes import Stack, flow_processes
 
 STEPS = 30
@@ -132,7 +133,7 @@ def survive(project: Path, killed: tuple[str, ...]) -> str:
     flow_run = stack.call(f"/deployments/{deployment}/create_flow_run", {"parameters": {"run": run}})["id"]
     wait_until(lambda: (project / "started").exists(), 240)
     parts = find_parts(Stack(project), flow_run)
-    stack.save(told_lost=None)
+    (stack.folder / NOTICED).unlink(missing_ok=True)
     for part in killed:
         os.kill(parts[part].pid, signal.SIGKILL)
     (project / "killed").touch()

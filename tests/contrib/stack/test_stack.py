@@ -25,7 +25,7 @@ from prefect_server import free_port
 from unattended_site import ROOT, TRAINER, documented_commands, wait_until
 
 from vlp_models.contrib.stack.commands import NEEDED, describe, down, up
-from vlp_models.contrib.stack.keep import tell_late_runs, tell_lost
+from vlp_models.contrib.stack.keep import notice_late_runs, notice_lost
 from vlp_models.contrib.stack.processes import KEEPERS, Stack
 from vlp_models.errors import DataError
 
@@ -139,12 +139,11 @@ def test_up_twice_run_status_and_down(project: Path) -> None:
     with listening() as webhook:
         set_flow(project, webhook=webhook.url)
         add_late_run(Stack(project))
-        wait_until(lambda: bool(webhook.bodies), 60)  # a keeper tells it
-        for _ in range(2):
-            tell_late_runs(Stack(project))
-            tell_lost(Stack(project), "worker")
-        assert [body["state"] for body in webhook.bodies] == ["Late", "Lost"], "each is told once"
-        assert "overdue (due 2026-01-05T03:00)" in webhook.bodies[0]["message"]
+        wait_until(lambda: bool(webhook.bodies), 60)  # by a keeper
+        assert notice_late_runs(Stack(project)) == [], "once"
+        (body,) = webhook.bodies
+        assert body["state"] == "Late" and "overdue (due 2026-01-05T03:00)" in body["message"]
+        assert [len(notice_lost(Stack(project), "worker")) for _ in range(2)] == [1, 0], "once an hour"
 
     logs = "".join(path.read_text() for path in (project / ".work" / "stack").glob("*.log"))
     assert "hunter2" not in logs

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vlp_models.contrib.commit.flow import REFUSED
-
 
 def commit(
     push: Annotated[bool, typer.Option(help="Push the data to DVC's remote, then the commit to git's.")] = True,
@@ -21,6 +19,7 @@ def commit(
     from vlp_models.cli.pipeline import run_lock
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.commit.commit import commit_run, push_run
+    from vlp_models.flows.parts import REFUSED
     from vlp_models.params import load_params
 
     params, workspace = load_params(), Workspace()

@@ -2,7 +2,8 @@
 
 - Only a project's own files are committed (`find_uncommitted`), as `vlp run` names them; what a person has changed or
   staged besides them stays as it is. Hooks and signing are git's own, and nothing asks for a password.
-- A commit whose push failed is pushed by the next run. Data goes first: a commit on the remote has all its data.
+- A commit whose push failed is pushed by the next run, and so is what a person has committed to the branch. Data goes
+  first: the newest commit on the remote has all its data.
 - Nothing is merged or pulled, since that could change the code of a machine that nobody watches. If the remote has
   commits that are missing here, or protects its branch, the commit goes to the branch `vlp-runs/BRANCH` there.
 - A detached HEAD becomes a new branch `vlp-runs/COMMIT`, so that its commits are not lost.
@@ -10,15 +11,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from vlp_models.cli.results import find_uncommitted
@@ -28,11 +30,12 @@ from vlp_models.common.redaction import redact, redact_yaml
 from vlp_models.common.workspace import run_git
 from vlp_models.errors import DataError, VLPError, last_words, shorten_list
 from vlp_models.params import Params
+from vlp_models.registry.promotion.ledger import Ledger
 
 logger = get_logger(__name__)
 
-SIDE = "vlp-runs"  # branches that this project makes
-STALE_LOCK = 3600.0  # seconds after which git's index.lock is what a killed git has left
+SIDE_BRANCHES = "vlp-runs"  # branches that this project makes
+STALE_LOCK = 600.0  # seconds after which index.lock, if no git runs, is what a killed git has left
 # What git keeps in its folder while a person merges, rebases or picks commits
 UNFINISHED = ("MERGE_HEAD", "rebase-merge", "rebase-apply", "CHERRY_PICK_HEAD", "REVERT_HEAD")
 
@@ -52,32 +55,31 @@ def commit_run(params: Params, root: Path) -> str:
     if run_git(root, "rev-parse", "--git-dir") is None:
         raise DataError(f"{root}: not a git repository; run `git init`, or set `flow.commit: false`")
     _require_finished(root)
-    text = (root / "params.yaml").read_text(encoding="utf-8")
-    if redact_yaml(text) != text:
-        raise DataError("params.yaml: has a secret, which must not be committed; write env:NAME in its place")
+    for file in [root / "params.yaml", *root.glob("presets/*.yaml")]:
+        text = file.read_text(encoding="utf-8")
+        if redact_yaml(text) != text:
+            raise DataError(f"{file}: has a secret, which must not be committed; write env:NAME in its place")
     if run_git(root, "symbolic-ref", "--quiet", "HEAD") is None:
-        branch = f"{SIDE}/{_read(root, 'rev-parse', '--short', 'HEAD')}"
+        branch = f"{SIDE_BRANCHES}/{_read(root, 'rev-parse', '--short', 'HEAD')}"
         if run_git(root, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}") is not None:
             branch += time.strftime("-%Y%m%d-%H%M%S")
         # Only HEAD moves to the new branch; no file changes.
         _git(root, "switch", "--quiet", "--create", branch)
         logger.warning("no branch was checked out; this clone is on the new branch %s now", branch)
     files = find_uncommitted(root)
+    ledger = params.promotion.ledger
+    if ledger not in files and _read(root, "status", "--porcelain", "--", ledger):
+        files.append(ledger)
     if not files:
         return "nothing to commit"
     _git(root, "add", "--all", "--", *files)
-    changed = _read(root, "diff", "--cached", "--name-only", "--relative", "--", *files).splitlines()
-    _git(
-        root,
-        *_identity(root),
-        "commit",
-        "--quiet",
-        "--message",
-        _message(params, root, changed),
-        "--only",
-        "--",
-        *files,
-    )
+    # -z: names as they are, without quotes.
+    listed = _read(root, "diff", "--cached", "--name-only", "--relative", "-z", "--", *files)
+    changed = [name for name in listed.split("\0") if name]
+    if not changed:  # what was staged is undone in the working tree, for example
+        return "nothing to commit"
+    message = _message(params, root, changed)
+    _git(root, "commit", "--quiet", "--message", message, "--only", "--", *files, options=_identity(root))
     return f"committed {shorten_list(changed, 6)} as {_read(root, 'rev-parse', '--short', 'HEAD')}"
 
 
@@ -88,24 +90,26 @@ def push_run(root: Path) -> tuple[str, bool]:
         What was done, and whether git's remote refused the branch.
 
     Raises:
-        RemoteError: a remote did not answer or refused the credentials. DataError: the cache lacks a file.
+        RemoteError: a remote did not answer or refused the credentials, or DVC's cache lacks a file.
     """
     data = _push_data(root)
     branch = _read(root, "symbolic-ref", "--short", "HEAD")
     remotes = _read(root, "remote").split()
     if not remotes:
         return f"{data}; no git remote, so the commit is on this machine only", False
-    remote = _read(root, "config", f"branch.{branch}.remote") or ("origin" if "origin" in remotes else remotes[0])
-    merged = _read(root, "config", f"branch.{branch}.merge").removeprefix("refs/heads/")
-    target, side = merged or branch, f"{SIDE}/{branch.removeprefix(f'{SIDE}/')}"
-    if not (reason := _push(root, remote, target)):
+    remote = _read(root, "config", f"branch.{branch}.remote")
+    if remote not in remotes:  # none, or `.`: this repository
+        remote = "origin" if "origin" in remotes else remotes[0]
+    side = f"{SIDE_BRANCHES}/{branch.removeprefix(f'{SIDE_BRANCHES}/')}"
+    # To the branch of the same name: one that was started from main follows main, and must not be pushed there.
+    if not (reason := _push(root, remote, branch)):
         return f"{data}; {branch} pushed to {remote}", False
     # A side branch that was pushed before and has other commits now gets a name of its own.
     for name in (side, f"{side}-{_read(root, 'rev-parse', '--short', 'HEAD')}"):
         if not _push(root, remote, name):
-            answer = f"{remote} refused {target} ({reason}), so the commit is on its branch {name}"
+            answer = f"{remote} refused {branch} ({reason}), so the commit is on its branch {name}"
             return f"{data}; {answer}; merge it there, then `git pull` here", True
-    raise DataError(f"{remote} refused {target} and {side}: {reason}")
+    raise DataError(f"{remote} refused {branch} and {side}: {reason}")
 
 
 def _require_finished(root: Path) -> None:
@@ -132,9 +136,8 @@ def _identity(root: Path) -> list[str]:
 def _message(params: Params, root: Path, changed: list[str]) -> str:
     """Return a commit message: the decisions since the last commit, the stages that ran, the new batches."""
     ledger = root / params.promotion.ledger
-    before = run_git(root, "show", f"HEAD:./{params.promotion.ledger}") or b""
-    added = ledger.read_bytes()[len(before) :].decode("utf-8", errors="replace") if ledger.exists() else ""
-    entries: list[dict[str, Any]] = [json.loads(line) for line in added.splitlines() if line.strip()]
+    before = (run_git(root, "show", f"HEAD:./{params.promotion.ledger}") or b"").decode("utf-8", errors="replace")
+    entries = [entry for entry in Ledger(ledger).entries() if entry["hash"] not in before]
     decisions = [f"{entry['action']} {entry.get('task', '')} {_version(entry)}".rstrip() for entry in entries]
     batches = [Path(file).stem for file in changed if file.startswith("data/accepted/") and file.endswith(".dvc")]
     lines = [f"new data: {shorten_list(batches)}"] if batches else []
@@ -166,7 +169,9 @@ def _push_data(root: Path) -> str:
         return "no default DVC remote, so the data is on this machine only"
     done = subprocess.run([*command, "push"], **options)
     if done.returncode:
-        raise RemoteError(f"dvc push: {redact(last_words(done.stderr, done.stdout))}; the next run pushes again")
+        raise RemoteError(
+            f"dvc push: {redact(last_words(done.stderr, done.stdout, count=6))}; the next run pushes again"
+        )
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "data pushed"
 
 
@@ -183,31 +188,42 @@ def _push(root: Path, remote: str, branch: str) -> str:
     for line in done.stdout.splitlines():
         if line.startswith("!"):
             return redact(line.rpartition("\t")[2])
-    raise RemoteError(f"git push: {redact(last_words(done.stderr, done.stdout))}; the next run pushes again")
+    raise RemoteError(f"git push: {redact(last_words(done.stderr, done.stdout, count=6))}; the next run pushes again")
 
 
-def _git(root: Path, *arguments: str) -> None:
-    """Run git; remove the lock that a killed git has left, once.
+def _git(root: Path, command: str, *arguments: str, options: Sequence[str] = ()) -> None:
+    """Run a command of git; remove the lock that a killed git has left, once.
 
     Raises:
         DataError: git failed; in its words, with those of hooks and of the program that signs.
     """
-    done = _start(root, *arguments)
+    done = _start(root, *options, command, *arguments)
     lock = root / _read(root, "rev-parse", "--git-path", "index.lock")
     if done.returncode and "index.lock" in done.stderr and lock.exists():
-        if time.time() - lock.stat().st_mtime < STALE_LOCK:
+        if time.time() - lock.stat().st_mtime < STALE_LOCK or _is_git_running(root):
             raise DataError(f"{lock}: another git is at work here, or one was killed; the next run commits")
         logger.warning("%s: left by a git that was killed; removed", lock)
         lock.unlink(missing_ok=True)
-        done = _start(root, *arguments)
+        done = _start(root, *options, command, *arguments)
     if done.returncode:
-        words = redact(last_words(done.stderr, done.stdout))
-        raise DataError(f"git {next(a for a in arguments if a[0] != '-' and '=' not in a)}: {words}")
+        raise DataError(f"git {command}: {redact(last_words(done.stderr, done.stdout, count=6))}")
+
+
+def _is_git_running(root: Path) -> bool:
+    """Return whether a git of this user works in the repository, such as one whose editor is open."""
+    top = Path(_read(root, "rev-parse", "--show-toplevel"))
+    for process in psutil.process_iter(["name", "cwd"]):
+        folder = process.info["cwd"]
+        if process.info["name"] == "git" and folder and Path(folder).is_relative_to(top):
+            return True
+    return False
 
 
 def _start(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # No question without a terminal: git, ssh and gpg fail instead of waiting for an answer.
-    asking = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": os.environ.get("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")}
+    # git and ssh fail instead of asking for a password. What signs may still ask: `flow.timeout_hours` ends it.
+    asking = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS_REQUIRE": "never"}
+    if not {"GIT_SSH", "GIT_SSH_COMMAND"}.intersection(os.environ) and not _read(root, "config", "core.sshCommand"):
+        asking["GIT_SSH_COMMAND"] = "ssh -o BatchMode=yes"
     return subprocess.run(
         ["git", *arguments],
         cwd=root,

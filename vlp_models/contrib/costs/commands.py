@@ -10,13 +10,13 @@ import typer
 def costs(
     weeks: Annotated[bool, typer.Option("--weeks", help="Add up by week instead of by stage.")] = False,
 ) -> None:
-    """Show what the stages of this project have cost: processor time, memory, bytes, and energy if it can be read."""
+    """Show what the stages of this project have cost: processor time, memory, bytes, energy if it can be read."""
     from pathlib import Path
 
     from vlp_models.cli.tables import open_console, print_table
-    from vlp_models.contrib.costs.costs import COLUMNS, read_costs, table, week
+    from vlp_models.contrib.costs.costs import COLUMNS, make_table, read_costs, week_of
 
-    rows = table(read_costs(Path.cwd()), week if weeks else lambda cost: cost.stage)
+    rows = make_table(read_costs(Path.cwd()), week_of if weeks else lambda cost: cost.stage)
     if not rows:
         print("no stage has run here yet")
         return

@@ -6,7 +6,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,11 @@ from typing import Any
 from markupsafe import Markup
 
 from vlp_models.common.pages import page_environment
+from vlp_models.contrib.costs.meter import FILE, Cost
 from vlp_models.evaluation.report import ReportContext, Section
 from vlp_models.params import Params
 
-FILE = Path(".work", "costs.jsonl")
 COLUMNS = ("runs", "hours", "CPU hours", "memory, GB", "read, GB", "written, GB", "Wh")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one process of a stage has cost, or several together.
-
-    started: Unix time. seconds: of the clock. cpu: seconds of all processors. memory: the most that one process used
-    at a time. read, written: on disk, beyond the system's cache. All in bytes. joules: of the processors of the whole
-    machine meanwhile, including what else ran; None: they do not tell.
-    """
-
-    stage: str
-    started: float
-    seconds: float
-    cpu: float
-    memory: float
-    read: float = 0.0
-    written: float = 0.0
-    joules: float | None = None
-
-    def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_costs(root: Path) -> list[Cost]:
@@ -62,16 +39,16 @@ def add_up(costs: Sequence[Cost]) -> Cost | None:
     """Return the sum of some measurements; the memory is the largest, and the energy None if any lacks it."""
     if not costs:
         return None
-    known = [cost.joules for cost in costs if cost.joules is not None]
+    joules = [cost.joules for cost in costs if cost.joules is not None]
     return Cost(
-        stage="",
+        stage=costs[-1].stage,
         started=costs[0].started,
         seconds=sum(cost.seconds for cost in costs),
         cpu=sum(cost.cpu for cost in costs),
         memory=max(cost.memory for cost in costs),
         read=sum(cost.read for cost in costs),
         written=sum(cost.written for cost in costs),
-        joules=sum(known) if len(known) == len(costs) else None,
+        joules=sum(joules) if len(joules) == len(costs) else None,
     )
 
 
@@ -81,7 +58,7 @@ def describe(cost: Cost) -> str:
     return f"{cost.cpu / 3600:.2f} CPU hours, {cost.memory / 1e9:.1f} GB of memory{energy}"
 
 
-def table(costs: Iterable[Cost], key: Callable[[Cost], str]) -> dict[str, dict[str, str]]:
+def make_table(costs: Iterable[Cost], key: Callable[[Cost], str]) -> dict[str, dict[str, str]]:
     """Return row -> column -> text, with a row for each value of `key` and one for all."""
     groups: dict[str, list[Cost]] = defaultdict(list)
     for cost in costs:
@@ -100,15 +77,31 @@ def _cells(costs: Sequence[Cost]) -> dict[str, str]:
     return dict(zip(COLUMNS, texts, strict=True))
 
 
-def week(cost: Cost) -> str:
+def week_of(cost: Cost) -> str:
     """Return the Monday of a cost's week, in UTC."""
     day = time.gmtime(cost.started - 86400 * time.gmtime(cost.started).tm_wday)
     return time.strftime("week of %Y-%m-%d", day)
 
 
-def newest_by_stage(costs: Iterable[Cost]) -> list[Cost]:
-    """Return each stage's newest measurement."""
-    return list({cost.stage: cost for cost in costs}.values())
+def last_runs(costs: Iterable[Cost]) -> list[Cost]:
+    """Return what each stage's last completed run has cost, with the interrupted attempts before it."""
+    attempts: dict[str, list[Cost]] = defaultdict(list)
+    runs: dict[str, list[Cost]] = {}
+    for cost in costs:
+        attempts[cost.stage].append(cost)
+        if cost.completed:
+            runs[cost.stage] = attempts.pop(cost.stage)
+    return [total for run in runs.values() if (total := add_up(run))]
+
+
+def _is_current(params: Params, stage: str) -> bool:
+    """Return whether params.yaml has the run, model or dataset that a stage is about."""
+    entries: dict[str, Mapping[str, Any]] = {
+        **dict.fromkeys(("finetune", "evaluate"), params.finetune),
+        **{"pretrain": params.pretrain, "initial": params.models, "generate": params.generate, "prepare": params.data},
+    }
+    kind, at, name = stage.partition("@")
+    return not at or kind not in entries or name in entries[kind]
 
 
 def report_section(context: ReportContext) -> Section:
@@ -116,10 +109,11 @@ def report_section(context: ReportContext) -> Section:
     costs = read_costs(context.workspace.root)
     if not costs:
         return Section()
+    current = [cost for cost in last_runs(costs) if _is_current(context.params, cost.stage)]
     template = page_environment(__package__).get_template("costs.html.j2")
     tables = {
-        "The last run of each stage": table(newest_by_stage(costs), lambda cost: cost.stage),
-        "All runs, by week": table(costs, week),
+        "The last run of each stage": make_table(current, lambda cost: cost.stage),
+        "All runs, by week": make_table(costs, week_of),
     }
     return Section(below=Markup(template.render(tables=tables, columns=COLUMNS)))
 
@@ -127,16 +121,16 @@ def report_section(context: ReportContext) -> Section:
 def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
     """Return a line of a model card: what the trainings of its chain and its evaluation have cost."""
     stages = {checkpoint.replace("/", "@") for checkpoint in params.chain(f"finetune/{run}")} | {f"evaluate@{run}"}
-    total = add_up([cost for cost in newest_by_stage(read_costs(root)) if cost.stage in stages])
+    total = add_up([cost for cost in last_runs(read_costs(root)) if cost.stage in stages])
     return {} if total is None else {"cost of its trainings and evaluation": describe(total)}
 
 
 def history_notes(root: Path, entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence per ledger entry: what all stages have cost since the entry before it."""
+    """Return a sentence per ledger entry of a task: what all stages, of any task, have cost since the one before."""
     costs, notes, since = read_costs(root), [], 0.0
     for entry in entries:
         until = datetime.fromisoformat(entry["time"]).timestamp()
         if total := add_up([cost for cost in costs if since <= cost.started < until]):
-            notes.append(f"line {entry['seq']}: {describe(total)} since the line before")
+            notes.append(f"line {entry['seq']}: {describe(total)} since the task's line before")
         since = until
     return notes

@@ -1,7 +1,7 @@
 """What has happened since the last notification: decisions of the gate, a low error budget, a disk that fills up.
 
-.work/notify.json remembers what a webhook has received. Decisions are read from the ledger, so those made by hand, and
-those of runs that died before they could tell, are told with the next run.
+.work/notify.json has what the webhook has received. Decisions are read from the ledger, so those made by hand, and
+those of runs that died before their end, are sent with the next run.
 """
 
 from __future__ import annotations
@@ -16,50 +16,61 @@ from typing import Any
 import numpy as np
 
 from vlp_models.common.io import read_json_or_none, write_json
+from vlp_models.common.redaction import redacted
 from vlp_models.params import Params
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.receipts import decision_word, describe_decision
 
-FIRST = 86400.0  # seconds: of older decisions, a first notification tells nothing
+FIRST_SECONDS = 86400.0  # age of the oldest decision in a first notification
 LOW_BUDGET = 0.25  # share of a task's error budget
-SOON = 30.0  # days
+SOON_DAYS = 30.0
 MIN_DAYS = 2.0  # of measurements of the disk that a forecast needs
-KEPT = 60  # measurements
+MAX_MEASUREMENTS = 60  # of the disk; one a day
 GOOD = ("promoted", "accepted")
 
 Event = dict[str, Any]  # event, task, subject, text, see (a command or an address), bad
 
 
 class Events:
-    """The events since the last notification, in `found`."""
+    """The events since the last notification that arrived.
+
+    events: what to send. Only bad ones with `flow.notify: failures`.
+    """
 
     def __init__(self, params: Params, root: Path) -> None:
         self._file = root / ".work" / "notify.json"
-        told = read_json_or_none(self._file)
-        told = told if isinstance(told, dict) else {}
+        sent = read_json_or_none(self._file)
+        sent = sent if isinstance(sent, dict) else {}
         entries = Ledger(root / params.promotion.ledger).entries()
-        new = _untold(entries, told.get("ledger", ""))
-        self.found = [_decision(params, entry) for entry in new]
-        # A state that lasts is told when it begins.
+        events = [_decision(params, entry) for entry in _unsent(entries, sent.get("ledger", ""))]
+        # A state that lasts is an event when it begins.
         budgets = {entry["model"]: left for entry in entries if (left := _budget_left(entry)) is not None}
         low = sorted(model for model, left in budgets.items() if left < LOW_BUDGET)
-        self.found += [_low_budget(model, budgets[model]) for model in low if model not in told.get("low", [])]
+        events += [_low_budget(model, budgets[model]) for model in low if model not in sent.get("low", [])]
         days = forecast(root)
-        is_soon = days is not None and days < SOON
-        if is_soon and not told.get("disk"):
-            self.found.append(_full_disk(root, days or 0.0))
-        self._told = {"ledger": entries[-1]["hash"] if entries else "", "low": low, "disk": is_soon}
+        is_soon = days is not None and days < SOON_DAYS
+        if is_soon and not sent.get("disk"):
+            events.append(_full_disk(root, days or 0.0))
+        self.events: list[Event] = [redacted(event) for event in events if event["bad"] or params.flow.notify == "all"]
+        self._sent = {"ledger": entries[-1]["hash"] if entries else "", "low": low, "disk": is_soon}
 
-    def mark_told(self) -> None:
-        write_json(self._file, self._told)
+    def mark_sent(self) -> None:
+        write_json(self._file, self._sent)
 
 
 def measure_disk(root: Path) -> None:
-    """Append the time and the free bytes of the project's disk to .work/disk.json."""
-    file = root / ".work" / "disk.json"
-    measured = read_json_or_none(file)
-    measured = measured if isinstance(measured, list) else []
-    write_json(file, [*measured, [time.time(), shutil.disk_usage(root).free]][-KEPT:])
+    """Write the time and the free bytes of the project's disk to .work/disk.json, in place of an earlier one today."""
+    now, earlier = time.time(), _measurements(root)
+    earlier = [entry for entry in earlier if int(entry[0] // 86400) < int(now // 86400)]
+    write_json(root / ".work" / "disk.json", [*earlier, [now, shutil.disk_usage(root).free]][-MAX_MEASUREMENTS:])
+
+
+def _measurements(root: Path) -> list[list[float]]:
+    """Return the pairs of time and free bytes, oldest first; none if the file is damaged."""
+    try:
+        return [[float(moment), float(free)] for moment, free in read_json_or_none(root / ".work" / "disk.json") or []]
+    except (TypeError, ValueError):
+        return []
 
 
 def forecast(root: Path) -> float | None:
@@ -67,7 +78,7 @@ def forecast(root: Path) -> float | None:
 
     Also None if the measurements span less than two days.
     """
-    measured = np.array(read_json_or_none(root / ".work" / "disk.json") or [], dtype=float).reshape(-1, 2)
+    measured = np.array(_measurements(root)).reshape(-1, 2)
     days, free = measured[:, 0] / 86400, measured[:, 1]
     if len(days) < 3 or days[-1] - days[0] < MIN_DAYS:
         return None
@@ -81,12 +92,14 @@ def describe_forecast(root: Path) -> list[str]:
     return [] if days is None or days > 365 else [f"full in about {days:.0f} days, as it filled up lately"]
 
 
-def _untold(entries: list[dict[str, Any]], last: str) -> list[dict[str, Any]]:
+def _unsent(entries: list[dict[str, Any]], last: str) -> list[dict[str, Any]]:
     """Return the entries of the ledger after the one with this hash; those of the last day if there is none."""
     hashes = [entry["hash"] for entry in entries]
     if last in hashes:
         return entries[hashes.index(last) + 1 :]
-    return [entry for entry in entries if time.time() - datetime.fromisoformat(entry["time"]).timestamp() < FIRST]
+    return [
+        entry for entry in entries if time.time() - datetime.fromisoformat(entry["time"]).timestamp() < FIRST_SECONDS
+    ]
 
 
 def _decision(params: Params, entry: Mapping[str, Any]) -> Event:

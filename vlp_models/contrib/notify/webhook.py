@@ -1,8 +1,8 @@
 """Post what happened to `flow.webhook`. A webhook that is slow, dead or misconfigured costs one log line.
 
-A run posts once, at its end, with the events since the last post that arrived (events.py). So each is told once, none
-is lost while the webhook is away, and an outage ends with one message. The keepers of `vlp up` post what no run can
-tell: a process that died, a run that did not start (contrib/stack/keep.py).
+A run posts once, at its end, with the events since the last post that arrived (events.py). So each is sent once, none
+is lost while the webhook is away, and an outage ends with one message. The keepers of `vlp up` post what no run can: a
+process that died, a run that did not start (contrib/stack/keep.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def notify(
         settings = read_webhook(file)
         if not settings.webhook:
             log(f"no notification: {error}")
-    events = None if params is None else _find_events(params, root, log)
     url = settings.webhook
     if url.startswith("env:"):
         url = os.environ.get(url.removeprefix("env:"), "")
@@ -61,8 +60,9 @@ def notify(
         if settings.webhook:
             log(f"no notification: {settings.webhook.removeprefix('env:')} is not set in the environment")
         return
-    found = [] if events is None else events.found
-    if settings.notify == "failures" and not bad and not any(event["bad"] for event in found):
+    events = None if params is None else _find_events(params, root, log)
+    found = [] if events is None else events.events
+    if settings.notify == "failures" and not bad and not found:
         return
     # The end of a message has the error; the beginning is the output before it.
     message = redact(message)[-MAX_LENGTH:]
@@ -74,8 +74,8 @@ def notify(
     if problem:
         log(f"the webhook was not notified ({state}): {problem}")
     elif events is not None:
-        with contextlib.suppress(OSError):  # told again then
-            events.mark_told()
+        with contextlib.suppress(OSError):  # sent again then
+            events.mark_sent()
 
 
 def _find_events(params: Params, root: Path, log: Callable[[str], None]) -> Events | None:

@@ -27,9 +27,9 @@ def prune(
     total = 0
     with run_lock(workspace, "prune"):
         for pruned in prune_project(params, workspace, dry=dry_run):
-            print(f"{pruned.what}: {pruned.count}, {pruned.bytes / 1e6:,.1f} MB")
+            print(f"{pruned.kind}: {pruned.count}, {pruned.bytes / 1e6:,.1f} MB")
             total += pruned.bytes
-    print(f"{'would free' if dry_run else 'freed'} {total / 1e6:,.1f} MB")
+    print(f"{'would free' if dry_run else 'freed'} {total / 1e6:,.1f} MB here")
 
 
 COMMANDS = {"Run unattended": {"prune": prune}}

@@ -1,4 +1,4 @@
-"""Delete old data from DVC's cache and remote: `dvc gc`, which is told what the kept versions need."""
+"""Delete old data from DVC's cache and remote by `dvc gc`, which also keeps what the kept versions need."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ def write_project(folder: Path, locks: Iterable[str], root: Path) -> None:
 
     Args:
         locks: contents of the dvc.lock files of kept versions.
+
+    Raises:
+        DataError: the cache is not the project's own, whose other users would lose their data.
     """
+    cache = dvc_files(root).parents[1]  # of CACHE/files/md5
+    if not cache.resolve().is_relative_to(root.resolve()):
+        raise DataError(
+            f"{cache}: DVC's cache is outside of the project; set retention.commits: 0, and see `dvc gc -p`"
+        )
     (folder / ".dvc").mkdir()
-    # The cache that the files of the outputs are in: dvc_files is CACHE/files/md5.
-    (folder / ".dvc" / "config").write_text(f"[cache]\n    dir = {dvc_files(root).parents[1]}\n", encoding="utf-8")
+    (folder / ".dvc" / "config").write_text(f'[cache]\n    dir = "{cache}"\n', encoding="utf-8")
     for number, text in enumerate(sorted(set(locks))):
         recorded = ((yaml.safe_load(text) or {}).get("stages") or {}).values()
         # Every output, and what no stage has made: raw data. One stage stands for all of them.
         files = {out["path"]: out for stage in recorded for out in stage.get("outs", [])}
-        for dependency in (dep for stage in recorded for dep in stage.get("deps", [])):
-            if dependency["path"].startswith("data/") and not _is_within(dependency["path"], files):
+        inputs = [dep for stage in recorded for dep in stage.get("deps", []) if dep["path"].startswith("data/")]
+        for dependency in sorted(inputs, key=lambda dep: len(dep["path"])):  # a folder before what is in it
+            if not any(_overlap(dependency["path"], path) for path in files):
                 files[dependency["path"]] = dependency
         stage = {"cmd": "true", "outs": list(files)}
         part = folder / str(number)
@@ -46,13 +54,32 @@ def write_project(folder: Path, locks: Iterable[str], root: Path) -> None:
         _run(folder, ["git", *settings, *words])
 
 
-def _is_within(path: str, outputs: Iterable[str]) -> bool:
-    """Return whether a path is an output, in one, or around one."""
-    return any(f"{path}/".startswith(f"{out}/") or f"{out}/".startswith(f"{path}/") for out in outputs)
+def _overlap(one: str, other: str) -> bool:
+    """Return whether one path is the other, or in it."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def require_whole(root: Path, locks: Iterable[str]) -> None:
+    """
+    Raises:
+        DataError: the cache lacks a folder's list of files, so `dvc gc` could not tell which files of the remote are
+            needed; or the git remotes have commits that no branch here has, whose data would be deleted.
+    """
+    for text in locks:
+        for stage in ((yaml.safe_load(text) or {}).get("stages") or {}).values():
+            for out in stage.get("outs", []):
+                md5 = str(out.get("md5", ""))
+                if md5.endswith(".dir") and not (dvc_files(root) / md5[:2] / md5[2:]).exists():
+                    raise DataError(f"{out['path']} of a kept version: not in DVC's cache; set retention.remote: false")
+    if _run(root, ["git", "remote"]).strip():
+        _run(root, ["git", "fetch", "--quiet", "--all"])
+        if _run(root, ["git", "rev-list", "--max-count=1", "--remotes", "--not", "--branches"]).strip():
+            raise DataError("git's remotes have commits that are not here; pull them, or set retention.remote: false")
 
 
 def collect_garbage(root: Path, commits: int, project: Path, *, remote: bool, dry: bool) -> tuple[int, int]:
-    """Delete, or only list, what neither the workspace nor the newest commits nor the other project need.
+    """Delete, or only list, what neither the workspace nor the newest commits of any branch nor tags nor the other
+    project need.
 
     Returns:
         How many files of the cache, and their bytes.
@@ -60,8 +87,8 @@ def collect_garbage(root: Path, commits: int, project: Path, *, remote: bool, dr
     Raises:
         DataError: DVC failed, for example because its remote is away; nothing was deleted there.
     """
-    command = [sys.executable, "-m", "dvc", "gc", "--force", "--workspace", "--rev", "HEAD", "--num", str(commits)]
-    command += ["--projects", str(project)]
+    command = [sys.executable, "-m", "dvc", "gc", "--force", "--workspace", "--all-tags"]
+    command += ["--all-branches", "--num", str(commits), "--projects", str(project)]
     listed = _run(root, [*command, "--dry"])
     files = [Path(line.removeprefix(REMOVING)) for line in listed.splitlines() if line.startswith(REMOVING)]
     size = sum(file.stat().st_size for file in files if file.is_file())

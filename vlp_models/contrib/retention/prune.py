@@ -6,6 +6,7 @@ call. Old versions go first: their data is kept in DVC's cache only while they h
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.contrib.retention.data import collect_garbage, write_project
+from vlp_models.contrib.retention.data import collect_garbage, require_whole, write_project
 from vlp_models.contrib.retention.params import RetentionParams
 from vlp_models.contrib.retention.versions import PRUNED, Versions, delete_files, measure_files, sort_versions
+from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.registry.client import connect, database_exists, mlflow_errors, tracking_uri
 from vlp_models.registry.evaluations import read_lineage_file
+from vlp_models.registry.promotion.ledger import Ledger, replay
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 
 LONG_LOG, KEPT_LOG = 16 * 2**20, 2**20  # bytes
@@ -33,7 +37,7 @@ LONG_LOG, KEPT_LOG = 16 * 2**20, 2**20  # bytes
 class Pruned:
     """What was deleted of one kind, or would be."""
 
-    what: str
+    kind: str
     count: int
     bytes: int
 
@@ -45,7 +49,8 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
         dry: delete nothing.
 
     Raises:
-        TrackingError: MLflow does not answer. DataError: the ledger was changed, or DVC failed.
+        TrackingError: MLflow does not answer. DataError: the ledger was changed, it is not known what a version needs,
+            or DVC failed.
     """
     retention, root = params.section(RetentionParams), workspace.root
     versions, locks = Versions([], []), []
@@ -55,51 +60,72 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
             versions = sort_versions(client, params, root, retention.versions)
             if retention.versions:
                 yield _prune_versions(client, versions, dry=dry)
-            for version in versions.kept:
-                if (text := read_lineage_file(client, version, "dvc.lock")) is not None:
-                    locks.append(text)
+            locks = [_read_lock(client, version) for version in versions.kept] if retention.commits else []
+    elif any(state.champions for state in replay(Ledger(root / params.promotion.ledger).entries()).values()):
+        raise DataError(f"{params.tracking.uri}: no registry, but the ledger has champions, whose data must be kept")
     if retention.commits and run_git(root, "rev-parse", "HEAD") is not None:
         with tempfile.TemporaryDirectory() as folder:
             write_project(Path(folder), locks, root)
+            if retention.remote:
+                require_whole(root, locks)
             count, size = collect_garbage(root, retention.commits, Path(folder), remote=retention.remote, dry=dry)
         yield Pruned("files in DVC's cache", count, size)
     if retention.days:
         limit = time.time() - 86400 * retention.days
-        # The images are in data/accepted.
-        yield _delete_old("ingested submissions", (root / "data" / "inbox" / "done").glob("*/"), limit, dry)
+        if params.ingest.inbox:
+            done = root / params.ingest.inbox / "done"
+            yield _delete_old("ingested submissions", done.iterdir() if done.is_dir() else (), limit, dry)
         runs = {f"pretrain-{name}" for name in params.pretrain} | {f"finetune-{name}" for name in params.finetune}
         states = [folder for kind in ("pretrain", "finetune") for folder in (root / ".work").glob(f"{kind}-*/")]
         yield _delete_old("states of removed runs", (f for f in states if f.name not in runs), limit, dry)
     yield _shorten_logs(root, dry=dry)
 
 
+def _read_lock(client: MlflowClient, version: ModelVersion) -> str:
+    """Return the dvc.lock that is kept with a version.
+
+    Raises:
+        DataError: there is none.
+    """
+    text = read_lineage_file(client, version, "dvc.lock")
+    if text is None:
+        name = f"{version.name} version {version.version}"
+        raise DataError(f"{name}: no dvc.lock is kept with it, so its data is not known; set retention.commits: 0")
+    return text
+
+
 def _prune_versions(client: MlflowClient, versions: Versions, *, dry: bool) -> Pruned:
-    measured = [(version, measure_files(client, version)) for version in versions.old]
-    # Of a version that is tagged and empty nothing is left to delete.
-    doomed = [(version, size) for version, size in measured if size or PRUNED not in version.tags]
-    for version, _ in () if dry else doomed:
-        delete_files(client, version)
-    return Pruned("registered versions", len(doomed), sum(size for _, size in doomed))
+    count = total = 0
+    for version in versions.old:
+        entries, size = measure_files(client, version)
+        if entries or PRUNED not in version.tags:
+            count, total = count + 1, total + size
+            if not dry:
+                delete_files(client, version)
+    return Pruned("registered versions", count, total)
 
 
-def _delete_old(what: str, folders: Iterable[Path], limit: float, dry: bool) -> Pruned:
-    """Delete the folders that were made, or moved to their place, before a time."""
-    old = [folder for folder in folders if folder.stat().st_ctime < limit]
-    size = sum(file.lstat().st_size for folder in old for file in folder.rglob("*") if not file.is_dir())
-    for folder in () if dry else old:
-        shutil.rmtree(folder)
-    return Pruned(what, len(old), size)
+def _delete_old(kind: str, paths: Iterable[Path], limit: float, dry: bool) -> Pruned:
+    """Delete the files and folders that were made, or moved to their place, before a time."""
+    old = [path for path in paths if path.lstat().st_ctime < limit]
+    files = [file for path in old for file in (path, *path.rglob("*")) if not file.is_dir()]
+    size = sum(file.lstat().st_size for file in files)
+    if not dry:
+        for path in old:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Pruned(kind, len(old), size)
 
 
 def _shorten_logs(root: Path, *, dry: bool) -> Pruned:
     """Leave the last part of long logs of `vlp up`. Its processes append to them, so they go on at the new end."""
     logs = [log for log in (root / ".work" / "stack").glob("*.log") if log.stat().st_size > LONG_LOG]
     size = sum(log.stat().st_size - KEPT_LOG for log in logs)
-    for log in () if dry else logs:
-        with log.open("r+b") as file:
-            file.seek(-KEPT_LOG, 2)
-            rest = file.read()
-            file.seek(0)
-            file.write(rest)
-            file.truncate()
+    if not dry:
+        for log in logs:
+            with log.open("r+b") as file:
+                file.seek(-KEPT_LOG, os.SEEK_END)
+                rest = file.read()
+                file.seek(0)
+                file.write(rest)
+                file.truncate()
     return Pruned("logs", len(logs), size)

@@ -16,7 +16,9 @@ from vlp_models.tasks import TASKS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import FileInfo
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 PRUNED = "pruned"  # tag of a version whose files were deleted, or are being deleted: the date
 
@@ -32,7 +34,7 @@ class Versions:
 def sort_versions(client: MlflowClient, params: Params, root: Path, newest: int) -> Versions:
     """
     Args:
-        newest: of each task this many keep their files; 0: all.
+        newest: how many versions of each task keep their files; 0: all.
 
     Raises:
         LedgerError: the ledger was changed.
@@ -56,27 +58,32 @@ def sort_versions(client: MlflowClient, params: Params, root: Path, newest: int)
     return Versions(kept, old)
 
 
-def measure_files(client: MlflowClient, version: ModelVersion) -> int:
-    """Return the bytes of a version's files; 0 if they were deleted before."""
-    from mlflow.artifacts import list_artifacts
+def measure_files(client: MlflowClient, version: ModelVersion) -> tuple[int, int]:
+    """Return how many files and folders a version has, and the bytes of its files; zeros if they were deleted."""
     from mlflow.exceptions import MlflowException
 
-    address = client.get_model_version_download_uri(version.name, str(version.version))
+    repository = _files_of(client, version)
 
-    def sizes(path: str) -> Iterator[int]:
-        for entry in list_artifacts(artifact_uri=f"{address}/{path}" if path else address):
-            yield from sizes(entry.path) if entry.is_dir else (entry.file_size or 0,)
+    def entries(path: str | None) -> Iterator[FileInfo]:
+        for entry in repository.list_artifacts(path):
+            yield entry
+            if entry.is_dir:
+                yield from entries(entry.path)
 
     try:
-        return sum(sizes(""))
+        found = list(entries(None))
     except (MlflowException, OSError):  # deleted before
-        return 0
+        return 0, 0
+    return len(found), sum(entry.file_size or 0 for entry in found if not entry.is_dir)
+
+
+def _files_of(client: MlflowClient, version: ModelVersion) -> ArtifactRepository:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return get_artifact_repository(client.get_model_version_download_uri(version.name, str(version.version)))
 
 
 def delete_files(client: MlflowClient, version: ModelVersion) -> None:
     """Delete a version's files, and tag it first: if this is interrupted, the next call deletes the rest."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
     client.set_model_version_tag(version.name, str(version.version), PRUNED, time.strftime("%Y-%m-%d"))
-    address = client.get_model_version_download_uri(version.name, str(version.version))
-    get_artifact_repository(address).delete_artifacts()
+    _files_of(client, version).delete_artifacts()

@@ -1,7 +1,7 @@
 """Keep what `vlp up` started running:  python -m vlp_models.contrib.stack.keep   (in the project's folder)
 
 Every few seconds a keeper starts the server or the worker again if it has died, resumes runs whose process has died,
-and tells the webhook of both, and of scheduled runs that have not started. `vlp up` starts two keepers, and each starts
+and notifies people of both, and of scheduled runs that have not started. `vlp up` starts two keepers, and each starts
 the other again, so no two kills end the stack. They act in turn, by the lock of `vlp up` and `vlp down`, and end when
 record.json no longer names them.
 
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from vlp_models.common.io import read_json_or_none
+from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.lock import file_lock
 from vlp_models.common.log import configure_logging, get_logger
 from vlp_models.contrib.stack.processes import KEEPERS, Stack, flow_processes, start_process
 from vlp_models.errors import BusyError, VLPError, shorten_list
-from vlp_models.flows.tell import tell
+from vlp_models.flows.notify import notify
 
 logger = get_logger(__name__)
 
@@ -33,8 +34,9 @@ AGAIN = 20.0  # seconds between two starts of the same process, for example of a
 CALL_SECONDS = 5.0  # the lock is held during a call
 SETTLED = timedelta(seconds=30)  # until a worker has started the process of a Pending run, or reported all of a crash
 RECENT = timedelta(hours=1)  # older crashes are left alone
-LATE = timedelta(minutes=15)  # after its scheduled time, a run that has not started is told
-TOLD_AGAIN = 3600.0  # seconds: a process that dies again and again is told once in this time
+LATE = timedelta(minutes=15)  # after its scheduled time, people are notified of a run that has not started
+NOTICE_AGAIN = 3600.0  # seconds: of a process that dies again and again there is one notice in this time
+NOTICED = "noticed.json"  # in .work/stack: what people were notified of
 ATTEMPTS = 3  # a run that ends its process each time, for example for lack of memory, stays Crashed then
 RESUMED = ("retrain", "train", "evaluate")  # flows whose repetition changes nothing; a rollback would be a second one
 CRASHED, CANCELING, CANCELED = "CRASHED", "CANCELLING", "CANCELLED"  # Prefect's types of states; plain-ok
@@ -45,57 +47,72 @@ def keep(root: Path) -> None:
     """Look after the stack of a project until `vlp down` ends it."""
     while True:
         time.sleep(EVERY)
+        notices: list[Notice] = []
         try:
             with file_lock(root / ".work" / "stack" / "lock", "keeper of the stack"):
                 stack = Stack(root)
                 if os.getpid() not in [stack.record.get(name, {}).get("pid") for name in KEEPERS]:
                     return
-                look_after(stack)
+                look_after(stack, notices)
         except BusyError:  # `vlp up`, `vlp down` or the other keeper
             continue
         except (VLPError, OSError) as error:  # a full disk, a server that is starting: try again
             logger.warning("%s", error)
+        # Without the lock: a webhook may take minutes to time out.
+        for notice in notices:
+            notify(stack.root, logger.warning, flow="vlp up", bad=True, **asdict(notice))
 
 
-def look_after(stack: Stack) -> None:
-    """Start what has died, and resume the runs that died with it."""
+@dataclass(frozen=True)
+class Notice:
+    """What the keepers notify people of; `flows.notify` has the names."""
+
+    run: str
+    state: str
+    message: str
+    link: str
+
+
+def look_after(stack: Stack, notices: list[Notice]) -> None:
+    """Start what has died, resume the runs that died with it, and add what people should know."""
     for name in (*KEEPERS, "server", "worker"):
         entry = stack.record.get(name)
         if entry and stack.find(name) is None and time.time() - psutil.boot_time() - entry["started"] > AGAIN:
             logger.warning("%s: ended; starting it again", name)
             start_process(stack, name)
-            tell_lost(stack, name)
+            notices += notice_lost(stack, name)
     if stack.is_healthy():
         resume_dead_runs(stack)
-        tell_late_runs(stack)
+        notices += notice_late_runs(stack)
 
 
-def tell_lost(stack: Stack, name: str) -> None:
-    """Notify people of a server or worker that had died, unless they were notified of it within the last hour."""
-    told = stack.record.get("told_lost", {})
-    if name in KEEPERS or time.time() - told.get(name, 0.0) < TOLD_AGAIN:
-        return
-    stack.save(told_lost={**told, name: time.time()})
+def notice_lost(stack: Stack, name: str) -> list[Notice]:
+    """Return a notice of a server or worker that had died, unless there was one within the last hour."""
+    file = stack.folder / NOTICED
+    noticed = read_json_or_none(file) or {}
+    if name in KEEPERS or time.time() - noticed.get(name, 0.0) < NOTICE_AGAIN:
+        return []
+    write_json(file, {**noticed, name: time.time()})
     message = f"Prefect's {name} had ended and was started again; {stack.folder / f'{name}.log'} ends with its reason"
-    tell(stack.root, logger.warning, flow="vlp up", run=name, state="Lost", message=message, bad=True, link=stack.url)
+    return [Notice(name, "Lost", message, stack.url)]
 
 
-def tell_late_runs(stack: Stack) -> None:
-    """Notify people, once and in one message, of runs that should have started a quarter of an hour ago."""
-    late = {"state": {"name": {"any_": ["Late"]}}, "next_scheduled_start_time": {"before_": _ago(LATE)}}
-    runs = stack.call("/flow_runs/filter", {"flow_runs": late, "limit": 50}, timeout=CALL_SECONDS) or []
-    told = stack.record.get("told_late", [])
-    if new := [run for run in runs if run["id"] not in told]:
-        # Only runs that are still late: the record does not grow.
-        stack.save(told_late=[run["id"] for run in runs])
-        names = shorten_list([f"{run['name']} (due {run['next_scheduled_start_time'][:16]})" for run in new], 5)
-        message = f"not started: {names}. The worker may be busy with another run, or not reach the server"
-        options = {"flow": "vlp up", "run": new[0]["name"], "state": "Late", "bad": True}
-        tell(stack.root, logger.warning, message=message, link=f"{stack.url}/runs", **options)
-
-
-def _ago(age: timedelta) -> str:
-    return (datetime.now(UTC) - age).isoformat()
+def notice_late_runs(stack: Stack) -> list[Notice]:
+    """Return one notice of all runs that should have started a quarter of an hour ago; none of earlier ones."""
+    before = (datetime.now(UTC) - LATE).isoformat()
+    late = {"state": {"name": {"any_": ["Late"]}}, "next_scheduled_start_time": {"before_": before}}
+    query = {"flow_runs": late, "sort": "EXPECTED_START_TIME_DESC", "limit": 50}
+    runs = stack.call("/flow_runs/filter", query, timeout=CALL_SECONDS) or []
+    file = stack.folder / NOTICED
+    noticed = read_json_or_none(file) or {}
+    new = [run for run in runs if run["id"] not in noticed.get("late", [])]
+    if not new:
+        return []
+    # Only runs that are still late: the file does not grow.
+    write_json(file, {**noticed, "late": [run["id"] for run in runs]})
+    names = shorten_list([f"{run['name']} (due {run['next_scheduled_start_time'][:16]})" for run in new], 5)
+    message = f"not started: {names}. The worker may be busy with another run, or not reach the server"
+    return [Notice(new[0]["name"], "Late", message, f"{stack.url}/runs")]
 
 
 def resume_dead_runs(stack: Stack) -> None:
