@@ -37,7 +37,7 @@ def run(
 ) -> tuple[int, str]:
     """Exit code and stderr of the process that a user would have started, with portable instructions or without."""
     command = [*prefix, sys.executable, *(launcher or []), SCRIPT, str(root), json.dumps({"work": work, **settings})]
-    # A crash in native code says which Python code each thread was in.
+    # After a crash in native code, stderr has each thread's Python code.
     env = {**os.environ, "PYTHONFAULTHANDLER": "1", **(VARIABLES if portable else {})}
     process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:

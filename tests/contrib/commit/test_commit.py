@@ -160,7 +160,7 @@ def test_the_ssh_command_of_a_deploy_key_is_used(project: Path) -> None:
         push_run(project)
 
 
-def test_a_failed_hook_and_a_failed_signature_are_told_in_their_words(project: Path) -> None:
+def test_a_failed_hook_and_a_failed_signature_are_reported_in_their_words(project: Path) -> None:
     hook = project / ".git" / "hooks" / "pre-commit"
     hook.write_text("#!/bin/sh\necho the ledger is too long >&2\nexit 1\n")
     hook.chmod(0o755)

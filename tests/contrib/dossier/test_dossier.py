@@ -73,7 +73,7 @@ FACTS = Facts(
 )
 
 
-def test_records_answers_and_gaps_are_told_apart() -> None:
+def test_records_answers_and_gaps_are_kept_apart() -> None:
     text = write_documentation(FACTS)
     by_number = {part.partition(" ")[0]: part for part in text.split("\n### ")}
     assert "version 3; task: vqa" in by_number["1a"] and "(dossier.yaml): Answers questions" in by_number["1a"]
@@ -127,8 +127,8 @@ def make_keys(folder: Path, name: str, algorithm: str = "ed25519") -> tuple[Path
 
 
 def test_what_is_signed_is_as_in_the_specification_of_dsse() -> None:
-    """The example of github.com/secure-systems-lab/dsse, with this project's type."""
-    assert _encoded(b"hello world") == b"DSSEv1 28 application/vnd.in-toto+json 11 hello world"
+    """As in github.com/secure-systems-lab/dsse: lengths and contents of type and payload."""
+    assert _encoded(b"a statement") == b"DSSEv1 28 application/vnd.in-toto+json 11 a statement"
 
 
 def test_only_the_key_that_signed_an_unchanged_statement_opens_it(tmp_path: Path) -> None:

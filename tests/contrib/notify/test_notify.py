@@ -1,4 +1,4 @@
-"""Notifications against a real listener: what they say, that each event is told once, and that none disturbs a run."""
+"""Notifications against a real listener: their content, that each event is sent once, and that none disturbs a run."""
 
 from __future__ import annotations
 
@@ -78,34 +78,36 @@ def test_a_secret_in_a_message_or_in_an_event_is_not_sent(root: Path, listener: 
     assert "host" in json.dumps(listener.bodies) and "hunter22" not in json.dumps(listener.bodies)
 
 
-def test_decisions_are_told_once_and_wait_for_a_webhook_that_is_away(root: Path, listener: Listener) -> None:
+def test_decisions_are_sent_once_and_wait_for_a_webhook_that_is_away(root: Path, listener: Listener) -> None:
     listener.answer = 500
     send(root, webhook=listener.url)
     decide(root, "refused", "inconclusive")
     decide(root, "refused", "keep")
     listener.answer = 200
     send(root, bad=False, webhook=listener.url, notify="failures")
-    told = listener.bodies[1]["events"]
-    assert [event["event"] for event in told] == ["inconclusive", "refused"]
-    assert told[0]["text"] == ("vqa: refused: version 4 (inconclusive); champion: version 3. gain 0.2 (-0.4 to 0.8)")
-    assert told[0]["see"] == "vlp history vqa"
+    received = listener.bodies[1]["events"]
+    assert [event["event"] for event in received] == ["inconclusive", "refused"]
+    assert received[0]["text"] == (
+        "vqa: refused: version 4 (inconclusive); champion: version 3. gain 0.2 (-0.4 to 0.8)"
+    )
+    assert received[0]["see"] == "vlp history vqa"
     assert listener.bodies[1]["subject"] == "retrain: Failed; vqa inconclusive; vqa refused"
     send(root, webhook=listener.url)
     assert listener.bodies[2]["events"] == []
     send(root, bad=False, webhook=listener.url, notify="failures")
     decide(root, "promoted", "promote")
     send(root, bad=False, webhook=listener.url, notify="failures")
-    assert len(listener.bodies) == 3, "with `failures`, neither a completed run nor a promotion is told"
+    assert len(listener.bodies) == 3, "with `failures`, neither a completed run nor a promotion is sent"
 
 
-def test_what_a_first_notification_does_not_tell(root: Path, listener: Listener, monkeypatch: Any) -> None:
+def test_what_a_first_notification_leaves_out(root: Path, listener: Listener, monkeypatch: Any) -> None:
     decide(root, "promoted", "promote")
     monkeypatch.setattr(events, "FIRST_SECONDS", -1.0)
     send(root, webhook=listener.url)
     assert listener.bodies[0]["events"] == []
 
 
-def test_a_low_error_budget_is_told_when_it_gets_low(root: Path, listener: Listener) -> None:
+def test_a_low_error_budget_is_sent_when_it_gets_low(root: Path, listener: Listener) -> None:
     for left, expected in ((0.5, 0), (0.24, 1), (0.22, 0)):
         decide(root, "refused", "keep", budget_left=left)
         send(root, webhook=listener.url)
@@ -114,7 +116,7 @@ def test_a_low_error_budget_is_told_when_it_gets_low(root: Path, listener: Liste
     assert "24% of the error budget" in json.dumps(listener.bodies[1])
 
 
-def test_a_disk_that_fills_up_is_forecast_and_told_once(root: Path, listener: Listener) -> None:
+def test_a_disk_that_fills_up_is_forecast_and_sent_once(root: Path, listener: Listener) -> None:
     free = shutil.disk_usage(root).free
     weekly = free / 3  # bytes a week: full in three weeks
     now = time.time()
@@ -189,7 +191,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.pipeline
-def test_the_end_of_a_run_is_told(project: Path, listener: Listener) -> None:
+def test_the_end_of_a_run_is_sent(project: Path, listener: Listener) -> None:
     set_flow(project, webhook=listener.url)
     (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
     retrain(project)
@@ -200,7 +202,7 @@ def test_the_end_of_a_run_is_told(project: Path, listener: Listener) -> None:
     assert listener.bodies[1]["state"] == "Failed" and "\ndisk on fire\n" in listener.bodies[1]["message"]
 
 
-def test_an_invalid_key_is_told(project: Path, listener: Listener) -> None:
+def test_an_invalid_key_is_sent(project: Path, listener: Listener) -> None:
     set_flow(project, webhook=listener.url)
     (project / "params.yaml").write_text((project / "params.yaml").read_text() + "\npromotoin: {}\n")
     with pytest.raises(ParamsError, match="promotoin"):

@@ -116,9 +116,10 @@ def _compare(folder: Path, name: str, content: bytes) -> Compared:
         return Compared(file=name, differs="missing")
     if written == content:
         return Compared(file=name)
-    pair = [text.decode("utf-8", errors="replace").splitlines() for text in (written, content)]
+    before, now = (text.decode("utf-8", errors="replace").splitlines() for text in (written, content))
     # Its first lines are headers.
-    lines = [line for line in list(difflib.unified_diff(*pair, n=0, lineterm=""))[2:] if not line.startswith("@@")]
+    difference = list(difflib.unified_diff(before, now, n=0, lineterm=""))[2:]
+    lines = [line for line in difference if not line.startswith("@@")]
     return Compared(file=name, differs="; ".join(line[:160] for line in lines[:2]) or "other line ends")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-ANSWERS = "dossier.yaml"  # in the project: what no record knows, by the number of the item, in the provider's words
+ANSWERS = "dossier.yaml"  # in the project: what no record has, by the number of the item, in the provider's words
 
 
 @dataclass(frozen=True, kw_only=True)

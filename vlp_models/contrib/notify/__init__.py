@@ -1,1 +1,1 @@
-"""Tell a webhook what happened: the end of a run, the gate's decisions, a lost worker, a disk that fills up."""
+"""Notify a webhook of what happened: the end of a run, the gate's decisions, a lost worker, a disk that fills up."""

@@ -93,7 +93,7 @@ def describe_forecast(root: Path) -> list[str]:
 
 
 def _unsent(entries: list[dict[str, Any]], last: str) -> list[dict[str, Any]]:
-    """Return the entries of the ledger after the one with this hash; those of the last day if there is none."""
+    """Return the entries of the ledger after the one with this hash; without it those of the last day."""
     hashes = [entry["hash"] for entry in entries]
     if last in hashes:
         return entries[hashes.index(last) + 1 :]

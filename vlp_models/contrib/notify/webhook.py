@@ -61,16 +61,18 @@ def notify(
             log(f"no notification: {settings.webhook.removeprefix('env:')} is not set in the environment")
         return
     events = None if params is None else _find_events(params, root, log)
-    found = [] if events is None else events.events
-    if settings.notify == "failures" and not bad and not found:
+    new_events = [] if events is None else events.events
+    if settings.notify == "failures" and not bad and not new_events:
         return
     # The end of a message has the error; the beginning is the output before it.
     message = redact(message)[-MAX_LENGTH:]
-    lines = [f"{flow} {run}: {state}. {message}", *(f"{event['event']}: {event['text']}" for event in found)]
+    lines = [f"{flow} {run}: {state}. {message}", *(f"{event['event']}: {event['text']}" for event in new_events)]
     text = html.escape("\n".join([*lines, link] if link else lines), quote=False)
-    subject = "; ".join([f"{flow}: {state}", *(event["subject"] for event in found)])
+    subject = "; ".join([f"{flow}: {state}", *(event["subject"] for event in new_events)])
     body = {"text": text, "subject": subject, "flow": flow, "run": run, "state": state, "message": message}
-    problem = _post_in_time(url, {**body, "link": link, "events": found, "time": time.time()}, settings.webhook_timeout)
+    problem = _post_in_time(
+        url, {**body, "link": link, "events": new_events, "time": time.time()}, settings.webhook_timeout
+    )
     if problem:
         log(f"the webhook was not notified ({state}): {problem}")
     elif events is not None:

@@ -54,16 +54,16 @@ def write_project(folder: Path, locks: Iterable[str], root: Path) -> None:
         _run(folder, ["git", *settings, *words])
 
 
-def _overlap(one: str, other: str) -> bool:
+def _overlap(path: str, other: str) -> bool:
     """Return whether one path is the other, or in it."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
 
 
 def require_whole(root: Path, locks: Iterable[str]) -> None:
     """
     Raises:
-        DataError: the cache lacks a folder's list of files, so `dvc gc` could not tell which files of the remote are
-            needed; or the git remotes have commits that no branch here has, whose data would be deleted.
+        DataError: the cache lacks a folder's list of files, so `dvc gc` would not know which files of the remote
+            are needed; or the git remotes have commits that no branch here has, whose data would be deleted.
     """
     for text in locks:
         for stage in ((yaml.safe_load(text) or {}).get("stages") or {}).values():

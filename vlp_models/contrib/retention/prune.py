@@ -60,7 +60,7 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
             versions = sort_versions(client, params, root, retention.versions)
             if retention.versions:
                 yield _prune_versions(client, versions, dry=dry)
-            locks = [_read_lock(client, version) for version in versions.kept] if retention.commits else []
+            locks = [_read_lock(client, version) for version in versions.needed] if retention.commits else []
     elif any(state.champions for state in replay(Ledger(root / params.promotion.ledger).entries()).values()):
         raise DataError(f"{params.tracking.uri}: no registry, but the ledger has champions, whose data must be kept")
     if retention.commits and run_git(root, "rev-parse", "HEAD") is not None:
@@ -85,7 +85,7 @@ def _read_lock(client: MlflowClient, version: ModelVersion) -> str:
     """Return the dvc.lock that is kept with a version.
 
     Raises:
-        DataError: there is none.
+        DataError: it is missing.
     """
     text = read_lineage_file(client, version, "dvc.lock")
     if text is None:

@@ -27,7 +27,7 @@ PRUNED = "pruned"  # tag of a version whose files were deleted, or are being del
 class Versions:
     """The versions of all tasks: those that keep their files, and those that lose them."""
 
-    kept: list[ModelVersion]
+    needed: list[ModelVersion]
     old: list[ModelVersion]
 
 
@@ -41,7 +41,7 @@ def sort_versions(client: MlflowClient, params: Params, root: Path, newest: int)
     """
     states = replay(Ledger(root / params.promotion.ledger).entries())
     receipts = read_registered(root / "reports")
-    kept, old = [], []
+    sorted_versions = Versions([], [])
     for task in TASKS:
         name = model_name(params.tracking, task)
         model = find_model(client, name)
@@ -50,12 +50,13 @@ def sort_versions(client: MlflowClient, params: Params, root: Path, newest: int)
         versions = sorted(client.search_model_versions(f"name='{name}'"), key=lambda v: -int(v.version))
         # A rollback goes from champion to champion; a registered version without files would be registered again.
         champions = {champion.content for champion in states[name].champions} if name in states else set()
-        needed = {str(number) for number in dict(model.aliases).values()}
-        needed |= {str(receipt["version"]) for receipt in receipts.get(task, []) if "version" in receipt}
+        in_use = {str(number) for number in dict(model.aliases).values()}
+        in_use |= {str(receipt["version"]) for receipt in receipts.get(task, []) if "version" in receipt}
         for rank, version in enumerate(versions):
-            is_kept = not newest or rank < newest or str(version.version) in needed
-            (kept if is_kept or version.tags.get("content") in champions else old).append(version)
-    return Versions(kept, old)
+            is_kept = not newest or rank < newest or str(version.version) in in_use
+            is_kept = is_kept or version.tags.get("content") in champions
+            (sorted_versions.needed if is_kept else sorted_versions.old).append(version)
+    return sorted_versions
 
 
 def measure_files(client: MlflowClient, version: ModelVersion) -> tuple[int, int]:
@@ -71,10 +72,10 @@ def measure_files(client: MlflowClient, version: ModelVersion) -> tuple[int, int
                 yield from entries(entry.path)
 
     try:
-        found = list(entries(None))
+        listed = list(entries(None))
     except (MlflowException, OSError):  # deleted before
         return 0, 0
-    return len(found), sum(entry.file_size or 0 for entry in found if not entry.is_dir)
+    return len(listed), sum(entry.file_size or 0 for entry in listed if not entry.is_dir)
 
 
 def _files_of(client: MlflowClient, version: ModelVersion) -> ArtifactRepository:
