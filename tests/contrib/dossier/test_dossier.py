@@ -161,8 +161,8 @@ def test_a_registered_version_s_dossier_holds_until_a_file_or_a_record_changes(
     written = run(project, "vlp", "dossier", "vqa", "--out", "dossier", "--key", str(private)).stdout
     assert "provenance.dsse.json" in written and "gaps: 1b, " in written
     assert json.loads((project / "dossier" / "dossier.json").read_text())["version"].startswith("vlp-vqa/")
-    again = run(project, "vlp", "dossier", "vqa", "--out", "dossier", check=False)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    other = run(project, "vlp", "dossier", "vqa", "--out", "reports", check=False)
+    assert other.returncode == 2 and "is no dossier" in other.stderr and (project / "reports" / "index.html").exists()
 
     def checked(code: int) -> dict[str, str]:
         done = run(project, "vlp", "dossier", "--check", "dossier", "--key", str(public), check=False)

@@ -18,8 +18,7 @@ def commit(
     """
     from vlp_models.cli.pipeline import run_lock
     from vlp_models.common.workspace import Workspace
-    from vlp_models.contrib.commit.commit import commit_run, push_run
-    from vlp_models.flows.parts import REFUSED
+    from vlp_models.contrib.commit.commit import REFUSED, commit_run, push_run
     from vlp_models.params import load_params
 
     params, workspace = load_params(), Workspace()

@@ -34,6 +34,7 @@ from vlp_models.registry.promotion.ledger import Ledger
 
 logger = get_logger(__name__)
 
+REFUSED = 3  # exit code if git's remote refused the branch
 SIDE_BRANCHES = "vlp-runs"  # branches that this project makes
 STALE_LOCK = 600.0  # seconds after which index.lock, if no git runs, is what a killed git has left
 # What git keeps in its folder while a person merges, rebases or picks commits

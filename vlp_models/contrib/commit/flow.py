@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vlp_models.flows.parts import REFUSED, Part
+from vlp_models.contrib.commit.commit import REFUSED
+from vlp_models.flows.parts import Part
 from vlp_models.params import Params
 
 

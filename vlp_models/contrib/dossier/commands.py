@@ -13,7 +13,7 @@ def dossier(
         str, typer.Argument(help="A task or version: vqa, vlp-vqa/3, vlp-vqa@champion.", show_default=False)
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="The new folder. Default: dossier-NAME-VERSION.", show_default=False)
+        Path | None, typer.Option(help="The folder. Default: dossier-NAME-VERSION.", show_default=False)
     ] = None,
     key: Annotated[
         Path | None,

@@ -39,16 +39,16 @@ class Compared:
 def write_dossier(
     client: MlflowClient, params: Params, root: Path, version: ModelVersion, folder: Path, key: Path | None
 ) -> list[str]:
-    """Write the dossier of a version into a new folder; return the numbers of the documentation's gaps.
+    """Write the dossier of a version, in place of an earlier one; return the numbers of the documentation's gaps.
 
     Args:
         key: an Ed25519 private key that signs the provenance; None: it is not signed.
 
     Raises:
-        DataError: the folder exists, a record is missing or damaged, or the key cannot sign.
+        DataError: the folder has something else, a record is missing or damaged, or the key cannot sign.
     """
-    if folder.exists():
-        raise DataError(f"{folder}: exists already; name another folder with --out")
+    if folder.exists() and not (folder / INDEX).exists():
+        raise DataError(f"{folder}: exists, and is no dossier; name another folder with --out")
     lines = len(Ledger(root / params.promotion.ledger).entries())
     files, gaps = _make_files(client, params, root, version, lines)
     if key is not None:

@@ -7,13 +7,12 @@ those of runs that died before their end, are sent with the next run.
 from __future__ import annotations
 
 import shutil
+import statistics
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redacted
@@ -78,11 +77,11 @@ def forecast(root: Path) -> float | None:
 
     Also None if the measurements span less than two days.
     """
-    measured = np.array(_measurements(root)).reshape(-1, 2)
-    days, free = measured[:, 0] / 86400, measured[:, 1]
+    measured = _measurements(root)
+    days = [moment / 86400 for moment, _ in measured]
     if len(days) < 3 or days[-1] - days[0] < MIN_DAYS:
         return None
-    slope = float(np.polyfit(days - days[-1], free, 1)[0])  # bytes a day
+    slope = statistics.linear_regression(days, [free for _, free in measured]).slope  # bytes a day
     return shutil.disk_usage(root).free / -slope if slope < 0 else None
 
 

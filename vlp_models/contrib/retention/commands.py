@@ -17,13 +17,14 @@ def prune(
     from vlp_models.cli.pipeline import run_lock
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.retention.params import RetentionParams
-    from vlp_models.contrib.retention.prune import prune as prune_project
     from vlp_models.params import load_params
 
     params, workspace = load_params(), Workspace()
     if not params.section(RetentionParams).is_on:
         print("retention keeps everything; for example: vlp use --set retention.versions=10 --set retention.commits=10")
         return
+    from vlp_models.contrib.retention.prune import prune as prune_project
+
     total = 0
     with run_lock(workspace, "prune"):
         for pruned in prune_project(params, workspace, dry=dry_run):
