@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from vlp_models.cli import registry
-from vlp_models.cli.results import Scores, find_uncommitted, print_next_steps, print_places, print_results, read_scores
-from vlp_models.common.workspace import Workspace
+from vlp_models.cli.results import Scores, print_next_steps, print_places, print_results, read_scores
+from vlp_models.common.workspace import Workspace, find_uncommitted
 from vlp_models.params import load_params
 
 ROOT = Path(__file__).parents[2]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
 
 from vlp_models.common.io import read_json
 from vlp_models.common.redaction import redact
-from vlp_models.common.workspace import WITHDRAWN, Workspace, run_git
+from vlp_models.common.workspace import Workspace, find_uncommitted
 from vlp_models.data.tables import SPLITS
 from vlp_models.errors import TrackingError, VLPError
 from vlp_models.evaluation.report.records import Record
@@ -20,12 +19,6 @@ from vlp_models.tasks.judging import direction_of
 
 Scores = dict[tuple[str, str, str, str], float]  # run, dataset, split, metric -> value
 STEPS = 3
-# What a commit of a project consists of, next to its code. Folders are named as a whole.
-PROJECT_FOLDERS = ("packages/", "promotions/", "presets/", "plugins/")
-PROJECT_FILES = (
-    *("dvc.lock", "params.yaml", "dvc.yaml"),
-    *("packages", "promotions", "presets", "plugins", "*.dvc", "data/*.gitignore", WITHDRAWN),
-)
 ADDRESS = "http://127.0.0.1:5000"
 
 
@@ -189,19 +182,3 @@ def _experiment(params: Params, workspace: Workspace) -> str:
     # With the scores as columns, once versions are registered.
     view = "&viewStateShareKey=scores" if SCORES_VIEW in experiment.tags else ""
     return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning{view}"
-
-
-def find_uncommitted(root: Path) -> list[str]:
-    """Return the project's own files and folders that are untracked or changed; empty without git."""
-    # Paths of `git status` start at the repository's root, which may be above the project.
-    prefix = run_git(root, "rev-parse", "--show-prefix")
-    status = run_git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *PROJECT_FILES)
-    if prefix is None or status is None:
-        return []
-    start = len(os.fsdecode(prefix).rstrip("\n"))
-    # An entry is two letters of state, a space and the path.
-    paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
-    # A folder of the project stands for all files in it.
-    names = {path.partition("/")[0] if path.startswith(PROJECT_FOLDERS) else path for path in paths}
-    # Files and folders of the project first.
-    return sorted(names, key=lambda path: (path not in PROJECT_FILES, path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,6 +22,12 @@ from vlp_models.errors import DataError
 
 WITHDRAWN = "data/withdrawn.jsonl"
 REGISTERED = Path(".work", "registered")  # touched when `register` has run, and not when DVC restores its result
+# What a commit of a project consists of, next to its code. Folders are named as a whole.
+PROJECT_FOLDERS = ("packages/", "promotions/", "presets/", "plugins/")
+PROJECT_FILES = (
+    *("dvc.lock", "params.yaml", "dvc.yaml"),
+    *("packages", "promotions", "presets", "plugins", "*.dvc", "data/*.gitignore", WITHDRAWN),
+)
 SEARCH = "search"  # folder of an evaluation and of a bundle: decoding settings and retrieval memory
 
 
@@ -99,6 +106,22 @@ def run_git(root: Path, *arguments: str) -> bytes | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def find_uncommitted(root: Path) -> list[str]:
+    """Return the project's own files and folders that are untracked or changed; empty without git."""
+    # Paths of `git status` start at the repository's root, which may be above the project.
+    prefix = run_git(root, "rev-parse", "--show-prefix")
+    status = run_git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *PROJECT_FILES)
+    if prefix is None or status is None:
+        return []
+    start = len(os.fsdecode(prefix).rstrip("\n"))
+    # An entry is two letters of state, a space and the path.
+    paths = [os.fsdecode(entry[3:])[start:] for entry in status.split(b"\0") if entry]
+    # A folder of the project stands for all files in it.
+    names = {path.partition("/")[0] if path.startswith(PROJECT_FOLDERS) else path for path in paths}
+    # Files and folders of the project first.
+    return sorted(names, key=lambda path: (path not in PROJECT_FILES, path))
 
 
 @cache

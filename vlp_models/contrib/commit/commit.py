@@ -23,11 +23,10 @@ from typing import Any
 import psutil
 import yaml
 
-from vlp_models.cli.results import find_uncommitted
 from vlp_models.common.environment import command_environment, program_environment
 from vlp_models.common.log import get_logger
 from vlp_models.common.redaction import redact, redact_yaml
-from vlp_models.common.workspace import run_git
+from vlp_models.common.workspace import find_uncommitted, run_git
 from vlp_models.errors import DataError, VLPError, last_words, shorten_list
 from vlp_models.params import Params
 from vlp_models.registry.promotion.ledger import Ledger
