@@ -1,4 +1,6 @@
-"""`vlp compare` of packed runs: scenes, and Flickr8k's entailment with and without photos, and the guide's example.
+"""`vlp compare` of packed runs, and the guide's example.
+
+Scenes; Flickr8k's entailment with and without photos, and its captions with and without self-critical training.
 
     python benchmarks/compare_bundles.py    # writes benchmarks/results/compare_bundles.json
 
@@ -33,6 +35,10 @@ COMPARISONS = {
     "flickr8k entailment": (
         ("flickr8k-tden-entailment-text-only", "flickr8k-tden-entailment"),
         ("snli_ve test accuracy",),
+    ),
+    "flickr8k self-critical": (
+        ("flickr8k-tden-captioning", "flickr8k-tden-captioning-scst"),
+        ("flickr8k test CIDEr",),
     ),
 }
 
