@@ -97,6 +97,8 @@ def _value_schema(hint: Any, definitions: dict[str, Schema]) -> Schema:
         return TypeAdapter(hint).json_schema()  # bounds, patterns and choices, as pydantic checks them
     if typing.get_origin(hint) is dict:
         return {"type": "object", "additionalProperties": _value_schema(arguments[1], definitions)}
+    if typing.get_origin(hint) is list:
+        return {"type": "array", "items": _value_schema(arguments[0], definitions)}
     if inner.__name__ not in definitions:
         definitions[inner.__name__] = {}  # before its fields, which may refer to it
         definitions[inner.__name__] = _object_schema(inner, definitions)

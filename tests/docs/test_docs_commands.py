@@ -110,7 +110,6 @@ PARTS: dict[str, list[Part]] = {
                 "python -m flows.retrain": f"{INGESTED} && vlp promote vqa && {VERSION_2_IS_CHAMPION}",
                 "vlp status": awaited(1),
                 "prefect deployment schedule resume": "vlp up",  # the page has stopped it
-                "vlp use --set flow.commit=true": NO_REMOTE,
             },
             replace={"vlp up ": "vlp up --port {port} "},
             after=awaited(5),
@@ -138,6 +137,7 @@ PARTS: dict[str, list[Part]] = {
     ],
     "deployment": [Part(long=True, before={"vlp commit": NO_REMOTE})],
     "dossier": [Part()],
+    "upkeep": [Part(before={"vlp use --set flow.commit=true": NO_REMOTE})],
     "audit": [Part(replace={"vlp audit pairs ": "vlp audit scenes "})],
     "labeling": [Part(replace={"mkdir -p data/raw/pairs && cp -r my-photos ": "cp -r {made}/photos/img "})],
     "languages": [Part(fresh=True, long=True, photographs=True)],

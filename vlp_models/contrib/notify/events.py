@@ -131,5 +131,5 @@ def _low_budget(model: str, left: float) -> Event:
 
 def _full_disk(root: Path, days: float) -> Event:
     text = f"{root}: the disk is full in about {days:.0f} days, as it filled up lately"
-    subject, see = f"disk full in {days:.0f} days", "docs/get-started/unattended.md#clean-up"
+    subject, see = f"disk full in {days:.0f} days", "docs/guides/upkeep.md"
     return {"event": "disk_full_soon", "task": "", "subject": subject, "text": text, "see": see, "bad": True}
