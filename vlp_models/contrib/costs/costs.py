@@ -112,8 +112,8 @@ def report_section(context: ReportContext) -> Section:
     current = [cost for cost in last_runs(costs) if _is_current(context.params, cost.stage)]
     template = page_environment(__package__).get_template("costs.html.j2")
     tables = {
-        "The last run of each stage": make_table(current, lambda cost: cost.stage),
-        "All runs, by week": make_table(costs, week_of),
+        "the last run": make_table(current, lambda cost: cost.stage),
+        "all runs": make_table(costs, week_of),
     }
     return Section(below=Markup(template.render(tables=tables, columns=COLUMNS)))
 
