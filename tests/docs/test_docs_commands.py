@@ -11,7 +11,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 from cloned_project import copy_project, new_clone
 from documented_pages import HELPERS, PROGRAMS, Block, Change, read_blocks, replaced, run_blocks
-from flow_project import Listener
+from flow_project import listening
 from photos import photo
 from s3_server import BUCKET, s3_server
 from stand_ins import free_port
@@ -320,17 +319,6 @@ def write_visual_genome(raw: Path) -> None:
 
 
 @contextmanager
-def webhook() -> Iterator[Listener]:
-    server = Listener()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@contextmanager
 def surroundings(blocks: list[Block], folder: Path) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
     """Start the servers that the blocks name; yield values of CHANGED's fields, and environment variables."""
     text = "\n".join(command.text for block in blocks for command in block.commands)
@@ -344,7 +332,7 @@ def surroundings(blocks: list[Block], folder: Path) -> Iterator[tuple[dict[str, 
             server = stack.enter_context(s3_server())
             variables |= {"AWS_ENDPOINT_URL": server.address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
             variables |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        hook = stack.enter_context(webhook()) if "flow.webhook" in text else None
+        hook = stack.enter_context(listening()) if "flow.webhook" in text else None
         if hook is not None:
             values["{webhook}"] = variables["VLP_WEBHOOK"] = hook.url
         yield values, variables
