@@ -13,7 +13,7 @@ from typing import Any
 from vlp_models.common.io import read_json_or_none
 from vlp_models.common.plugins import Table, import_target
 from vlp_models.common.workspace import Workspace
-from vlp_models.errors import DataError, TrackingError
+from vlp_models.errors import DataError, MissingToolError, TrackingError
 from vlp_models.params import Params, to_plain
 from vlp_models.params.operations import PARTS
 from vlp_models.pipeline.dvc.graph import STAGES
@@ -56,6 +56,8 @@ class Part:
 
 def retrain_parts(params: Params) -> list[Part]:
     """Return all parts, from new data to promoted models."""
+    if params.flow.commit and "commit" not in LAST_PARTS:
+        raise MissingToolError("params.yaml: `flow.commit` needs vlp_models/contrib/commit, which is not here")
     lost = partial(find_lost_versions, params.tracking)
     register = Part(name="register", kind="register", targets=("register",), lost=lost)
     report = Part(

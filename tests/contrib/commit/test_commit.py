@@ -14,8 +14,8 @@ import pytest
 from vlp_models.common.environment import command_environment
 from vlp_models.contrib.commit.commit import RemoteError, commit_run, push_run
 from vlp_models.contrib.commit.flow import commit_parts
-from vlp_models.errors import DataError
-from vlp_models.flows.parts import retrain_parts
+from vlp_models.errors import DataError, MissingToolError
+from vlp_models.flows.parts import LAST_PARTS, retrain_parts
 from vlp_models.params import Params, load_params
 from vlp_models.registry.promotion.ledger import Ledger
 
@@ -260,8 +260,12 @@ def test_the_command_pushes_data_before_the_commit_and_another_clone_gets_both(p
     assert (tmp_path / "other" / "data" / "accepted" / "week-1" / "pairs.csv").read_text().endswith("a dog\n")
 
 
-def test_the_flow_commits_last_and_only_if_params_say_so(project: Path) -> None:
+def test_the_flow_commits_last_and_only_if_params_say_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commit_parts(defaults(project)) == []
     text = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text(text.replace("  commit: false", "  commit: true"))
-    assert retrain_parts(defaults(project))[-1].command == ("commit",)
+    params = defaults(project)
+    assert retrain_parts(params)[-1].command == ("commit",)
+    monkeypatch.delitem(LAST_PARTS, "commit")
+    with pytest.raises(MissingToolError, match="needs vlp_models/contrib/commit"):
+        retrain_parts(params)
