@@ -82,11 +82,18 @@ class Params(Extensible):
         return checkpoints
 
     def statistics_run(self) -> str:
-        """Return the checkpoint with whose data `vlp drift` compares: of `drift.run`, else of the first training."""
+        """Return the checkpoint with whose data `vlp drift` compares: of `drift.run`, else of the first training.
+
+        Raises:
+            ParamsError: `drift.run` names no run.
+        """
         drift = self.sections.get("drift")  # contrib/drift
         trained = [f"{kind}/{name}" for kind in ("pretrain", "finetune") for name in getattr(self, kind)]
         if drift and drift.run:
-            return next((name for name in trained if name.endswith(f"/{drift.run}")), f"pretrain/{drift.run}")
+            runs = {name.partition("/")[2]: name for name in reversed(trained)}  # of two with one name the pretraining
+            if drift.run not in runs:
+                raise ParamsError(f"params.yaml: `drift.run: {drift.run}`: no such run{suggestion(drift.run, runs)}")
+            return runs[drift.run]
         return next(iter(trained), "")
 
     def model_of(self, run: str) -> str:

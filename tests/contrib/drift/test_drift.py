@@ -16,6 +16,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.drift import new_pairs, training_stats
 from vlp_models.contrib.ingest import ingest
+from vlp_models.errors import ParamsError
 from vlp_models.params import load_params
 from vlp_models.pipeline.stages import features, prepare, report, tokenizer, validate
 
@@ -100,3 +101,11 @@ def test_before_the_first_training_there_is_nothing_to_compare(tmp_path: Path) -
     found = new_pairs.run(params_of(workspace), workspace)
     assert (found["drifted"], found["measures"]) == (False, [])
     assert "dvc repro training_stats" in found["notes"][0]
+
+
+def test_an_unknown_run_is_an_error_that_names_the_nearest(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["drift"]["run"] = "finetune/tden-vqa"
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    with pytest.raises(ParamsError, match=r"drift.run: finetune/tden-vqa`: no such run.*`?tden-vqa"):
+        load_params(tmp_path / "params.yaml").statistics_run()

@@ -21,9 +21,7 @@ from vlp_models.data.features import FeatureStore
 from vlp_models.data.joins import Database
 from vlp_models.data.tables import BATCH_ROWS, SCHEMAS, read_batches
 from vlp_models.data.tokenizer import Tokenizer
-from vlp_models.errors import ParamsError
-from vlp_models.params import FinetuneParams, Params, PretrainParams
-from vlp_models.params.schema import suggestion
+from vlp_models.params import Params
 
 SAMPLE = 256  # images whose embeddings are kept
 SEED = 1  # of the projection of embeddings
@@ -42,7 +40,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     regions = "regions" in image_kinds(params).values()
     store = FeatureStore(require_output(workspace.features, "features")) if regions else None
     # The training images of the datasets that the compared run reads; without `sources`, all
-    names = ", ".join("'{}'".format(name.replace("'", "''")) for name in compared_run(params).sources)
+    kind, run_name = params.statistics_run().split("/")
+    sources = getattr(params, kind)[run_name].sources
+    names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sources)
     train_images = "SELECT * FROM images WHERE split = 'train'" + (f" AND source IN ({names})" if names else "")
     # images and their captions, joined on disk
     with Database.within(workspace.root / ".work") as database:
@@ -68,20 +68,6 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
             "points": _sample(by_hash, store) if store else [],
         }
     write_text(training_stats_path(workspace), json.dumps(stats, sort_keys=True, ensure_ascii=False) + "\n")
-
-
-def compared_run(params: Params) -> PretrainParams | FinetuneParams:
-    """Return the run that new data is compared with.
-
-    Raises:
-        ParamsError: no such run.
-    """
-    kind, name = params.statistics_run().split("/")
-    runs = params.pretrain if kind == "pretrain" else params.finetune
-    if name not in runs:
-        all_names = [*params.pretrain, *params.finetune]
-        raise ParamsError(f"params.yaml: `drift.run: {name}`: no such run{suggestion(name, all_names)}")
-    return runs[name]
 
 
 def training_stats_path(workspace: Workspace) -> Path:
