@@ -24,6 +24,7 @@ from vlp_models.contrib.report_pictures.galleries import GALLERIES, Card, Exampl
 from vlp_models.contrib.report_pictures.pictures import Picture, Pictures, read_figures
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table, write_table
+from vlp_models.evaluation.report import ReportContext
 from vlp_models.evaluation.report.records import CURVES
 from vlp_models.params import Params
 from vlp_models.tasks import TASKS
@@ -75,9 +76,38 @@ def test_an_answer_that_needs_no_image_is_not_the_first_example(params: Params, 
     ]
     write_text(workspace.evaluation("vqa") / "predictions-test.jsonl", "".join(f"{json.dumps(x)}\n" for x in lines))
     only = dataclasses.replace(params, finetune={"vqa": params.finetune["vqa"]})
-    highlights = choose_highlights(read_galleries(only, workspace, []))
+    context = ReportContext(params=only, workspace=workspace, records=[], missing=[])
+    highlights = choose_highlights(read_galleries(context))
     assert [card.picture.image_id for _, card in highlights.cards] == ["scenes/2", "scenes/0", "scenes/1"]
     assert "the blind baseline gives as well come last" in highlights.rule
+
+
+def test_the_large_picture_is_of_the_best_captioner(params: Params, workspace: Workspace) -> None:
+    """The best on the split that ranks, of any model; not the first run, the best on test, or a text-only control."""
+    first = params.finetune["captioning"]
+    runs = {"captioning": first, "tuned": first, "other": dataclasses.replace(first, start="initial/second")}
+    runs["blind"] = dataclasses.replace(first, blank_images=True)
+    models = {**params.models, "second": params.models["tden"]}
+    # run -> CIDEr on val, which ranks, and on test
+    values = {"captioning": (50.0, 90.0), "tuned": (55.0, 40.0), "other": (60.0, 30.0), "blind": (99.0, 99.0)}
+    predictions = (workspace.evaluation("captioning") / "predictions-test.jsonl").read_text(encoding="utf-8")
+    for run, (val, test) in values.items():
+        scores = [record("captioning", "CIDEr", value, split=s) for s, value in (("val", val), ("test", test))]
+        write_json(workspace.evaluation(run) / "scores.json", scores)
+        write_text(workspace.evaluation(run) / "predictions-test.jsonl", predictions)
+
+    def large_picture(*names: str) -> str:
+        chosen = dataclasses.replace(params, models=models, finetune={name: runs[name] for name in names})
+        text = rendered(chosen, workspace)
+        return re.search(r"Captions by (\S+) on an image of test", text)[1]  # type: ignore[index]
+
+    assert large_picture("captioning", "tuned", "other", "blind") == "other"
+    assert large_picture("captioning", "tuned", "blind") == "tuned", "the best run of one model"
+    assert large_picture("blind", "captioning") == "captioning"
+    (workspace.evaluation("tuned") / "scores.json").unlink()
+    assert large_picture("tuned", "captioning") == "captioning", "a run that was not evaluated comes last"
+    write_json(workspace.evaluation("other") / "scores.json", [record("captioning", "CIDEr", 60.0, dataset="photos")])
+    assert large_picture("captioning", "other") == "captioning", "without a common dataset: the first one"
 
 
 def test_a_task_of_a_plugin_has_pictures_and_its_title_is_quoted(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,12 @@ from vlp_models.data.answers import most_frequent
 from vlp_models.data.inputs import RegionInput
 from vlp_models.data.tables import SPLITS, read_rows_of
 from vlp_models.data.views import VIEWS
+from vlp_models.errors import ParamsError
+from vlp_models.evaluation.report import ReportContext
 from vlp_models.metrics.caption import score_faithfulness
 from vlp_models.metrics.vqa import question_accuracy
 from vlp_models.models.meta_model import model_inputs
-from vlp_models.params import Params
+from vlp_models.registry.promotion.ranking import order_runs
 from vlp_models.tasks import TASKS, task_class
 from vlp_models.tasks.scoring import BLIND, Prediction, read_scenes
 
@@ -111,33 +114,43 @@ class Highlights:
     rule: str
 
 
-def read_galleries(params: Params, workspace: Workspace, missing: list[str]) -> list[Examples]:
-    """Return one gallery per task and model, of its first pretrained run that reads images, else of its first run."""
-    settings = params.evaluate
+def read_galleries(context: ReportContext) -> list[Examples]:
+    """Return one gallery per task and model, of its best run; the models of a task in the order of their best runs."""
+    params, workspace = context.params, context.workspace
     pictures = Pictures(workspace, params.validate.max_image_pixels)
     with_boxes = Pictures(workspace, params.validate.max_image_pixels, regions=True)
     # `model_inputs` returns the inputs in the order of the models.
     inputs = dict(zip(params.models, model_inputs(params.models), strict=True))
+    # The split of the promotion test first, then test before val before train.
+    splits = sorted(params.evaluate.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
     result: list[Examples] = []
     for task in TASKS:
-        runs: dict[str, list[str]] = {}
-        for name, run in params.finetune.items():
-            if run.task == task:
-                runs.setdefault(params.model_of(name), []).append(name)
-        if not runs:
-            continue
-        # The split of the promotion test first, then test before val before train.
-        splits = sorted(settings.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
-        for model, names in runs.items():
-            # False sorts before True: runs that read images, then those that start from a pretraining.
-            names.sort(key=lambda n: (params.finetune[n].blank_images, params.finetune[n].start.startswith("initial/")))
+        best_runs: dict[str, str] = {}
+        for run in _best_first(context, task):
+            best_runs.setdefault(params.model_of(run), run)
+        for model, run in best_runs.items():
             thumbnails = with_boxes if isinstance(inputs[model].image, RegionInput) else pictures
-            examples = read_examples(task, workspace, thumbnails, names[0], splits, settings.gallery, model=model)
+            examples = read_examples(task, workspace, thumbnails, run, splits, params.evaluate.gallery, model=model)
             if examples is None:
-                missing.append(f"reports/eval/{names[0]}: no predictions")
+                context.missing.append(f"reports/eval/{run}: no predictions")
             else:
                 result.append(examples)
     return result
+
+
+def _best_first(context: ReportContext, task: str) -> list[str]:
+    """Return the task's runs as `register` ranks them, then those that do not compete: text-only, or not evaluated."""
+    scores: dict[str, list[Row]] = {}
+    for record in context.records:
+        if record["task"] == task and not record["control"]:
+            scores.setdefault(record["run"], []).append(dict(record))
+    ranked: list[str] = []
+    # Runs without a common dataset cannot be ranked; they stay in the order of params.yaml.
+    with suppress(ParamsError):
+        ranked += order_runs(context.params, task, scores)
+    runs = [name for name, run in context.params.finetune.items() if run.task == task]
+    runs.sort(key=lambda name: context.params.finetune[name].blank_images)
+    return list(dict.fromkeys([*ranked, *runs]))
 
 
 def choose_highlights(galleries: Sequence[Examples]) -> Highlights:

@@ -25,7 +25,7 @@ def pictures(context: ReportContext) -> Section:
         return Markup(environment.get_template(name).render(**values))
 
     params, workspace = context.params, context.workspace
-    galleries = read_galleries(params, workspace, context.missing)
+    galleries = read_galleries(context)
     highlights = choose_highlights(galleries)
     top = Markup("")
     if highlights.cards:

@@ -97,10 +97,6 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]
         if not names:
             continue
         scores = {name: read_json(workspace.evaluation(name) / "scores.json") for name in names}
-        rule = gate_rule(params, task)
-        means = _mean_values(task, rule.metric, params.promotion, params.tracking.dataset.get(task), scores)
-        # Positions instead of values, because runs without a value are ranked, too.
-        order = best_first([means.get(name) for name in names], rule.direction)
         ranked[task] = [
             RankedRun(
                 run=name,
@@ -109,11 +105,28 @@ def rank_runs(params: Params, workspace: Workspace) -> dict[str, list[RankedRun]
                 variant=params.variant_of(name),
                 seed=params.finetune[name].seed,
                 scores=scores[name],
-                value=means.get(name),
+                value=value,
             )
-            for name in (names[position] for position in order)
+            for name, value in order_runs(params, task, scores).items()
         ]
     return ranked
+
+
+def order_runs(params: Params, task: str, scores: Mapping[str, Scores]) -> dict[str, float | None]:
+    """Return run -> value of the task's metric, best first; None: not scored on that test.
+
+    Args:
+        scores: run -> the records of its scores.json, of the competing runs.
+
+    Raises:
+        ParamsError: the runs share no dataset.
+    """
+    rule = gate_rule(params, task)
+    means = _mean_values(task, rule.metric, params.promotion, params.tracking.dataset.get(task), scores)
+    names = list(scores)
+    # Positions instead of values, because runs without a value are ranked, too.
+    order = best_first([means.get(name) for name in names], rule.direction)
+    return {names[position]: means.get(names[position]) for position in order}
 
 
 def _mean_values(
