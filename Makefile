@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 QUIET := $(shell test -t 2 || echo --quiet)  # on a terminal the installation shows its progress
 JOBS ?= auto  # test processes; each test has one thread
-.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster gate faults fuzz audit image lint docs wheel bench leaderboard \
+.PHONY: help install demo nlvr flickr8k check test test-all test-sinks test-lmms test-long test-cluster gate faults year fuzz audit image lint docs wheel bench leaderboard \
 	pictures clean
 .DEFAULT_GOAL := help
 
@@ -34,6 +34,7 @@ help:
 	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
 	@echo "make gate       simulate how often the gate errs, write benchmarks/results/gate.json (about 20 minutes on two cores)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md; it prints the time left"
+	@echo "make year       52 weekly drops on the real stack, with faults planted by seed (about 3 hours on two idle cores); WEEKS=4: a month"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
 	@echo "make image      build a Docker image with the locked packages, for a cluster"
@@ -99,7 +100,8 @@ test-lmms: install
 	@VLP_LMMS_PYTHON=$(CURDIR)/$(LMMS) python -m pytest tests/contrib/lmms_eval/test_lmms_eval.py
 
 test-long: install
-	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-photographs.lock \
+		-r requirements-year.lock
 	@python -m pytest -m "long and not cluster" tests
 
 # Clusters on loopback, which start badly on a busy machine: one test at a time.
@@ -113,6 +115,11 @@ gate: install
 
 faults: install
 	@python benchmarks/faults/campaign.py --count $(or $(N),100) --seed $(or $(SEED),1)
+
+# An interrupted year continues.
+year: install
+	@uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-year.lock
+	@python benchmarks/year/year.py --work $(or $(WORK),.work/year) --weeks $(or $(WEEKS),52) --seed $(or $(SEED),1)
 
 fuzz: install
 	@python tests/fuzz/fuzz_run.py --inputs $(or $(N),10000) --seed $(or $(SEED),1)
