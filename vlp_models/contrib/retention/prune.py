@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlp_models.common.workspace import Workspace, run_git
-from vlp_models.contrib.retention.data import collect_garbage, require_whole, write_project
+from vlp_models.contrib.retention.data import collect_garbage, read_commits, read_lock, require_whole, write_project
 from vlp_models.contrib.retention.params import RetentionParams
 from vlp_models.contrib.retention.versions import PRUNED, Versions, delete_files, measure_files, sort_versions
 from vlp_models.errors import DataError
@@ -65,10 +65,11 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
         raise DataError(f"{params.tracking.uri}: no registry, but the ledger has champions, whose data must be kept")
     if retention.commits and run_git(root, "rev-parse", "HEAD") is not None:
         with tempfile.TemporaryDirectory() as folder:
-            write_project(Path(folder), locks, root)
+            kept = [*map(read_lock, sorted(set(locks))), *read_commits(root, retention.commits)]
+            write_project(Path(folder), kept, root)
             if retention.remote:
-                require_whole(root, locks)
-            count, size = collect_garbage(root, retention.commits, Path(folder), remote=retention.remote, dry=dry)
+                require_whole(root, kept)
+            count, size = collect_garbage(root, Path(folder), remote=retention.remote, dry=dry)
         yield Pruned("files in DVC's cache", count, size)
     if retention.days:
         limit = time.time() - 86400 * retention.days
