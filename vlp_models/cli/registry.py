@@ -137,7 +137,8 @@ def describe_action(entry: dict[str, Any]) -> str:
     """Return what a ledger entry did, in a few words."""
     action, decision = entry["action"], entry.get("decision", {})
     if action == "forgotten":
-        return f"forgot {len(entry.get('images', []))} images"
+        count = len(entry.get("images", []))
+        return "forgot 1 image" if count == 1 else f"forgot {count} images"
     if action == "refused" and decision.get("outcome"):
         return f"refused: {decision['outcome']}"
     return f"{action} (forced)" if decision.get("forced") else str(action)

@@ -100,6 +100,16 @@ def test_decisions_are_sent_once_and_wait_for_a_webhook_that_is_away(root: Path,
     assert len(listener.bodies) == 3, "with `failures`, neither a completed run nor a promotion is sent"
 
 
+def test_a_forgotten_image_is_an_event_with_what_was_trained_on_it(root: Path, listener: Listener) -> None:
+    ledger = Ledger(root / "promotions" / "ledger.jsonl")
+    entry = {"action": "forgotten", "task": "", "model": "", "version": None, "by": "ada", "images": ["ab" * 32]}
+    with ledger.locked():
+        ledger.append({**entry, "checkpoints": {"finetune/tden-vqa": "exposed"}, "versions": {}})
+    send(root, webhook=listener.url)
+    assert listener.bodies[0]["subject"] == "retrain: Failed; 1 image forgotten"
+    assert listener.bodies[0]["events"][0]["text"] == "1 image forgotten, by ada; exposed: finetune/tden-vqa"
+
+
 def test_what_a_first_notification_leaves_out(root: Path, listener: Listener, monkeypatch: Any) -> None:
     decide(root, "promoted", "promote")
     monkeypatch.setattr(events, "FIRST_SECONDS", -1.0)

@@ -16,6 +16,7 @@ from typing import Any
 
 from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.redaction import redacted
+from vlp_models.errors import shorten_list
 from vlp_models.params import Params
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.receipts import decision_word, describe_decision
@@ -102,6 +103,8 @@ def _unsent(entries: list[dict[str, Any]], last: str) -> list[dict[str, Any]]:
 
 
 def _decision(params: Params, entry: Mapping[str, Any]) -> Event:
+    if entry["action"] == "forgotten":
+        return _forgotten(entry)
     decision = entry.get("decision") or {}
     task, model = entry.get("task", ""), entry.get("model", "")
     event = decision_word({**decision, "action": entry["action"]})
@@ -112,6 +115,14 @@ def _decision(params: Params, entry: Mapping[str, Any]) -> Event:
         see = f"{params.tracking.uri.rstrip('/')}/#/models/{model}/versions/{entry['version']}"
     subject = f"{task or model} {event}"
     return {"event": event, "task": task, "subject": subject, "text": text, "see": see, "bad": event not in GOOD}
+
+
+def _forgotten(entry: Mapping[str, Any]) -> Event:
+    count = len(entry["images"])
+    subject = f"{count} image{'s' if count != 1 else ''} forgotten"
+    text = f"{subject}, by {entry['by']}; exposed: {shorten_list(list(entry['checkpoints']), 5) or 'nothing'}"
+    see = "docs/guides/forgetting.md"
+    return {"event": "forgotten", "task": "", "subject": subject, "text": text, "see": see, "bad": True}
 
 
 def _budget_left(entry: Mapping[str, Any]) -> float | None:
