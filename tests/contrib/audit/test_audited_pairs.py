@@ -120,7 +120,10 @@ def test_near_duplicates_of_training_images_are_listed(audited: Audited) -> None
     rows = audited.rows()
     copies = [f for row in rows for f in row["findings"] if f["kind"] == "near_duplicate"]
     assert len(copies) == audited.summary.counts.get("near_duplicate", 0)
-    assert all(row["split"] == "train" for row in rows if any(f["kind"] == "near_duplicate" for f in row["findings"]))
+    of_copies = [row for row in rows if any(f["kind"] == "near_duplicate" for f in row["findings"])]
+    assert all(row["split"] == "train" for row in of_copies)
+    assert all((audited.workspace.root / row["copy_of_path"]).is_file() for row in of_copies)
+    assert all(bool(row["copy_of"]) == (row in of_copies) for row in rows)
 
 
 @pytest.mark.parametrize(

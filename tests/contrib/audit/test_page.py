@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.message import Message
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -47,10 +49,20 @@ def site(copied: Callable[[], Audited]) -> Iterator[Site]:
     rows = project.rows()
     rows[0]["text"] = "<script>alert(1)</script> a ball"
     report.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with served(project) as opened:
+        yield opened
+
+
+@contextmanager
+def served(project: Audited) -> Iterator[Site]:
     with serving(project.workspace, host="127.0.0.1", port=0) as address:
         url = urlsplit(address)
         assert url.port
         yield Site(project, url.port, url.query.removeprefix("token="))
+
+
+def finding(kind: str, score: float) -> dict[str, Any]:
+    return {"kind": kind, "score": score, "reason": "r"}
 
 
 def test_pairs_have_thumbnails_and_reasons_and_decisions_are_saved_at_once(site: Site) -> None:
@@ -71,9 +83,7 @@ def test_pairs_have_thumbnails_and_reasons_and_decisions_are_saved_at_once(site:
     assert read_decisions(file) == {row["caption_id"]: "accept"}
     assert 'class="chosen"' in site.ask("GET", f"/?token={site.token}")[1].decode()
     # another server continues with the decisions
-    with serving(site.project.workspace, host="127.0.0.1", port=0) as address:
-        url = urlsplit(address)
-        again = Site(site.project, url.port or 0, url.query.removeprefix("token="))
+    with served(site.project) as again:
         assert 'class="chosen"' in again.ask("GET", f"/?token={again.token}")[1].decode()
 
 
@@ -83,7 +93,59 @@ def test_pages_and_kinds(site: Site) -> None:
     html = site.ask("GET", f"/?token={site.token}&page=2")[1].decode()
     assert 'aria-label="Pair 51"' in html and "Page 2 of" in html
     assert "Page 1 of" in site.ask("GET", f"/?token={site.token}&page=x")[1].decode()
-    assert site.ask("GET", f"/?token={site.token}&kind=nothing")[0] == 200
+    assert "No pair has this finding" in site.ask("GET", f"/?token={site.token}&kind=nothing")[1].decode()
+
+
+def test_a_kind_is_sorted_by_its_own_score(site: Site) -> None:
+    """A pair may have a low score of this kind, and a high one of another kind that ranks it first among all pairs."""
+    report, rows = site.project.workspace.root / REPORT, site.project.rows()[:2]
+    rows[0]["findings"] = [finding("language", 0.9), finding("swapped", 0.1)]
+    rows[1]["findings"] = [finding("swapped", 0.6)]
+    report.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with served(site.project) as other:
+        of_kind = {kind: other.ask("GET", f"/?token={other.token}&kind={kind}")[1].decode() for kind in ("", "swapped")}
+    for kind, ranks in (("", ["1", "2"]), ("swapped", ["2", "1"])):
+        assert re.findall(r'aria-label="Pair (\d+)"', of_kind[kind]) == ranks
+    assert "All (2)" in of_kind[""] and "Swapped (2)" in of_kind[""] and "Other language (1)" in of_kind[""]
+
+
+def test_a_copy_is_shown_next_to_the_first_image(site: Site) -> None:
+    report, (row, other_row) = site.project.workspace.root / REPORT, site.project.rows()[:2]
+    copy_of = {"copy_of": "other/first", "copy_of_path": other_row["path"]}
+    line = json.dumps({**row, "findings": [finding("near_duplicate", 0.5)], **copy_of})
+    report.write_text(f"{line}\n", encoding="utf-8")
+    with served(site.project) as other:
+        assert "id=other/first" in other.ask("GET", f"/?token={other.token}")[1].decode()
+        assert other.ask("GET", f"/image?token={other.token}&id=other/first")[0] == 200
+    report.write_text("", encoding="utf-8")
+    with served(site.project) as other:
+        assert "found no pair that looks wrong" in other.ask("GET", f"/?token={other.token}")[1].decode()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_in_a_browser(site: Site, browser: Any, width: int) -> None:
+    """Nothing is cut off; the keyboard decides; a decision that was not saved is reported wherever one has scrolled."""
+    from playwright.sync_api import expect
+
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    page.goto(f"http://127.0.0.1:{site.port}/?token={site.token}")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    outside = "e => { const box = e.getBoundingClientRect(); return box.right > innerWidth + 1 || box.left < -1; }"
+    assert page.evaluate(f"[...document.querySelectorAll('body *')].filter({outside}).length") == 0
+    button = page.locator("section button[data-decision=remove]").last
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#removed")).to_have_text("1")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert list(read_decisions(site.project.workspace.root / DECISIONS).values()) == ["remove"]
+    page.route("**/decide", lambda route: route.abort())
+    button.press("Shift+Tab")
+    page.keyboard.press("Space")
+    expect(page.locator("#problem")).to_contain_text("Not saved")
+    box = page.locator("#problem").bounding_box()
+    assert page.evaluate("scrollY") > 844 and 0 <= box["y"] < 844, "in view"
+    assert page.locator("#accepted").inner_text() == "0" and button.get_attribute("aria-pressed") == "true"
+    page.close()
 
 
 def test_strangers_are_refused(site: Site) -> None:

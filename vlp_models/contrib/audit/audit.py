@@ -137,7 +137,7 @@ def _find_near_duplicates(
                     clusters.join(image_id, copy_of)
     firsts = [clusters.first(name) for name in pairs.image_ids]
     return [
-        Finding("near_duplicate", 0.5, f"the image is a copy of {firsts[owner]}")
+        Finding("near_duplicate", 0.5, f"the image is a copy of {firsts[owner]}", copy_of=firsts[owner])
         if firsts[owner] != pairs.image_ids[owner]
         else None
         for owner in pairs.owner_P
@@ -147,10 +147,12 @@ def _find_near_duplicates(
 def _rank(pairs: Pairs, columns: Sequence[Sequence[Finding | None]]) -> list[dict[str, Any]]:
     """Return the rows of the report: pairs with a finding, the highest score first."""
     rows = []
+    path_of = {"": "", **dict(zip(pairs.image_ids, pairs.paths, strict=True))}
     for number, owner in enumerate(pairs.owner_P):
         findings = [column[number] for column in columns]
         listed = [finding for finding in findings if finding]
         if listed:
+            copy_of = "".join(finding.copy_of for finding in listed)
             rows.append(
                 {
                     "score": round(max(finding.score for finding in listed), 4),
@@ -161,6 +163,8 @@ def _rank(pairs: Pairs, columns: Sequence[Sequence[Finding | None]]) -> list[dic
                     "text": pairs.texts[number],
                     "findings": [{"kind": f.kind, "score": round(f.score, 4), "reason": f.reason} for f in listed],
                     "better": "".join(finding.better for finding in listed),
+                    "copy_of": copy_of,
+                    "copy_of_path": path_of[copy_of],
                 }
             )
     rows.sort(key=lambda row: (-row["score"], row["caption_id"]))

@@ -17,12 +17,13 @@ from vlp_models.curation.validation.text import caption_key
 
 @dataclass(frozen=True)
 class Finding:
-    """score: 0 to 1, higher is more suspicious; better: a caption that fits the image better."""
+    """score: 0 to 1, higher is more suspicious; better: a caption that fits better; copy_of: an image that is shown."""
 
     kind: Kind
     score: float
     reason: str
     better: str = ""
+    copy_of: str = ""
 
 
 # ---- Empty --------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -34,6 +35,13 @@ from vlp_models.serving.images import MAX_BYTES, decode_checked
 ROWS = 50  # pairs on a page
 THUMBNAIL = 260  # pixels of the longer side
 MAX_BODY = 16 * 1024
+TITLES = {
+    "swapped": "Swapped",
+    "empty": "No content",
+    "copied": "Copied",
+    "language": "Other language",
+    "near_duplicate": "Near-duplicate",
+}
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -54,7 +62,8 @@ class Desk:
     def __init__(self, workspace: Workspace) -> None:
         self.rows = list(read_lines(workspace.root / REPORT))
         self._texts = {row["caption_id"]: row["text"] for row in self.rows}
-        self._paths = {row["image_id"]: workspace.root / row["path"] for row in self.rows}
+        self._paths = {row["copy_of"]: workspace.root / row["copy_of_path"] for row in self.rows if row.get("copy_of")}
+        self._paths |= {row["image_id"]: workspace.root / row["path"] for row in self.rows}
         self._file = workspace.root / DECISIONS
         self._lock = threading.Lock()
         self.decisions = read_decisions(self._file)
@@ -89,7 +98,12 @@ def make_app(desk: Desk, token: str, host: str) -> FastAPI:
     """Return the application. host: the address that the server listens on."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     template = page_environment("vlp_models.contrib.audit").get_template("page.html.j2")
-    kinds = sorted({finding["kind"] for row in desk.rows for finding in row["findings"]})
+    # kind -> its rows, the highest score of the kind first; all rows come first
+    rows_of: dict[str, list[dict[str, Any]]] = {"": desk.rows}
+    for name in TITLES:
+        scored = [(f["score"], row) for row in desk.rows for f in row["findings"] if f["kind"] == name]
+        if scored:
+            rows_of[name] = [row for _, row in sorted(scored, key=lambda pair: -pair[0])]
 
     @app.middleware("http")
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -100,7 +114,7 @@ def make_app(desk: Desk, token: str, host: str) -> FastAPI:
 
     @app.get("/")
     def page(kind: str = "", page: str = "1") -> Response:
-        rows = [row for row in desk.rows if not kind or any(f["kind"] == kind for f in row["findings"])]
+        rows = rows_of.get(kind, [])
         pages = max(1, -(-len(rows) // ROWS))
         number = min(max(int(page), 1), pages) if page.isdecimal() else 1
         nonce = secrets.token_urlsafe(16)
@@ -108,9 +122,9 @@ def make_app(desk: Desk, token: str, host: str) -> FastAPI:
             rows=rows[(number - 1) * ROWS : number * ROWS],
             decisions=desk.decisions,
             counts=Counter(desk.decisions.values()),
-            total=len(rows),
-            kinds=kinds,
+            kinds={name: len(listed) for name, listed in rows_of.items()},
             kind=kind,
+            TITLES=TITLES,
             number=number,
             pages=pages,
             token=token,
