@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
@@ -13,12 +18,14 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import pytest
-from audited_project import Audited
+import yaml
+from audited_project import ROOT, Audited
 from PIL import Image
 
 from vlp_models.contrib.audit.decisions import DECISIONS, REPORT, read_decisions
 from vlp_models.contrib.audit.page import MAX_BODY, serving
 from vlp_models.errors import ParamsError
+from vlp_models.params import to_plain
 
 JSON = {"Content-Type": "application/json"}
 
@@ -170,6 +177,21 @@ def test_only_images_of_the_report_are_sent(site: Site) -> None:
     for name in ("secret.jpg", "../secret.jpg", "/etc/passwd", "scenes/nothing"):
         assert site.ask("GET", f"/image?token={site.token}&id={quote(name)}")[0] == 404
     assert site.ask("GET", f"/reports/audit.jsonl?token={site.token}")[0] == 404
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 0)])
+def test_signals_close_the_page(site: Site, number: int, code: int) -> None:
+    root = site.project.workspace.root
+    (root / "params.yaml").write_text(yaml.safe_dump(to_plain(site.project.params)), encoding="utf-8")
+    command = [sys.executable, "-m", "vlp_models.cli.main", "audit", "--page-only", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    lines = list(itertools.takewhile(lambda line: not line.startswith(b"press Ctrl-C"), process.stdout))
+    assert process.poll() is None, lines
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (code, b"")
 
 
 def test_a_port_in_use_is_one_sentence(site: Site) -> None:

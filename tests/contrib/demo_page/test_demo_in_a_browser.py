@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -206,6 +207,7 @@ def test_default_host_is_the_loopback_address(here: Workspace, params: Params, t
     finally:
         process.terminate()
         process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_too_large_upload_is_rejected_and_leaves_no_file(here: Workspace, params: Params) -> None:

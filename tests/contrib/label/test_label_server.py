@@ -59,6 +59,7 @@ def test_two_browsers_caption_all_photos_and_lose_nothing(tmp_path: Path, start:
         server.client(name).answer("img/000.jpg", f"another caption of {name}")
     assert Counter(row["image"] for row in rows(server))["img/000.jpg"] == 3
     output = server.stop()
+    assert server.process.returncode == 128 + signal.SIGTERM
     assert "26 captions saved" in output and "24 of 24 photos have a caption\nnext: `vlp run`" in output
 
 

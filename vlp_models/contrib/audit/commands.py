@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -79,11 +78,13 @@ def audit(
         print(f"{DECISIONS}: {decided['remove']:,} removed, {decided['accept']:,} accepted")
     if html or page_only:
         from vlp_models.contrib.audit.page import serving
+        from vlp_models.pipeline.guard import stopped_by_signals
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with serving(workspace, host=host, port=port) as address, suppress(KeyboardInterrupt):
+        # Ctrl-C is the usual end, with exit code 0; SIGTERM closes the page as well, with 143.
+        with stopped_by_signals("vlp audit", announce=False), serving(workspace, host=host, port=port) as address:
             print(f"the page is at {address}\npress Ctrl-C to stop", flush=True)
-            threading.Event().wait()
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
 COMMANDS = {"New data": {"audit": audit}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlp_models.common.progress import announced
-from vlp_models.errors import DataError, Terminated, VLPError
+from vlp_models.errors import DataError, VLPError
 
 if TYPE_CHECKING:
     from vlp_models.common.workspace import Workspace
@@ -49,6 +48,7 @@ def demo(
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.demo_page.app import check_installed, serving
     from vlp_models.params import load_params
+    from vlp_models.pipeline.guard import stopped_by_signals
 
     check_installed()
     with announced("loading the models"):
@@ -56,17 +56,13 @@ def demo(
         page = make_page(load_params(), Workspace(), runs=runs or (), split=split, corrections=accepts)
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
-    signal.signal(signal.SIGTERM, _terminate)  # uploaded images are deleted before it ends
-    with serving(page, host=host, port=port) as address:
+    # Uploaded images are deleted before SIGTERM ends it.
+    with stopped_by_signals("vlp demo", announce=False), serving(page, host=host, port=port) as address:
         print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
         if host not in LOOPBACK:
             print("anyone who can reach this address can use the page: it has no password", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
-
-
-def _terminate(received: int, frame: Any) -> None:
-    raise Terminated()
 
 
 def make_page(

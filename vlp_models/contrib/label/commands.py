@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +50,7 @@ def label(
     from vlp_models.contrib.label.desk import choose_dataset, open_desk
     from vlp_models.contrib.label.server import ALL_ADDRESSES, bind, make_app, read_token
     from vlp_models.params import load_params
+    from vlp_models.pipeline.guard import stopped_by_signals
 
     params, workspace = load_params(), Workspace()
     name, source = choose_dataset(params, dataset)
@@ -69,19 +69,20 @@ def label(
     if host not in LOOPBACK:
         print("this address works from other machines, unencrypted; anyone who has it can add captions", flush=True)
     Background(desk, params, workspace, folder / name).start()
-    # The server raises the signal that ended it again.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt):
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
-        config.timeout_graceful_shutdown = 3
-        uvicorn.Server(config).run(sockets=[listener])
-    progress = desk.progress()
-    print(f"{desk.saved:,} captions saved")
-    print(f"{progress['labeled']:,} of {progress['photos']:,} photos have a caption")
-    tracked = Path(f"{workspace.root / source.root}.dvc").exists()
-    steps = f"`dvc add {source.root}`, `git add {source.root}.dvc`, " if tracked else ""
-    if desk.saved:
-        print(f"next: {steps}`vlp run`", flush=True)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    config.timeout_graceful_shutdown = 3
+    try:
+        # The server raises the signal that ended it again: Ctrl-C is the usual end, SIGTERM exits with 143.
+        with suppress(KeyboardInterrupt), stopped_by_signals("vlp label", announce=False):
+            uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        progress = desk.progress()
+        print(f"{desk.saved:,} captions saved")
+        print(f"{progress['labeled']:,} of {progress['photos']:,} photos have a caption")
+        tracked = Path(f"{workspace.root / source.root}.dvc").exists()
+        steps = f"`dvc add {source.root}`, `git add {source.root}.dvc`, " if tracked else ""
+        if desk.saved:
+            print(f"next: {steps}`vlp run`", flush=True)
 
 
 COMMANDS = {"New data": {"label": label}}
