@@ -212,7 +212,7 @@ class Judge:
         known = set(read_json(seen) or [])
         decisions = []
         for number, entry in enumerate(self.entries()):
-            if entry["hash"] in known or "version" not in entry:
+            if entry["hash"] in known or entry["version"] is None:
                 continue
             earlier = [e for e in self.entries()[:number] if e["action"] in MOVES]
             decisions.append(self.judge_decision(entry, str(earlier[-1]["version"]) if earlier else ""))

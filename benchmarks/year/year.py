@@ -187,7 +187,7 @@ class Year:
         """Move a drop that was rejected out of the inbox, as its message says."""
         folder = self.stack.project / "data" / "inbox" / f"week-{week.number:02}"
         if folder.exists() and week.drop in ("damaged", "empty"):
-            folder.rename(self.work / f"rejected-{folder.name}")
+            shutil.move(folder, self.work / f"rejected-{folder.name}")
 
     def judge(self, week: Week) -> dict[str, Any]:
         """Run the judge in a process of its own, with nothing of the package on its path."""
