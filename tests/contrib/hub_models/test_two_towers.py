@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from photos import photo
 from PIL import Image
 from transformers import AutoModel, PreTrainedTokenizerFast
-from two_tower_folders import CAPTIONS, LENGTH, WRITERS, write_clip, write_mobileclip, write_siglip
+from two_tower_folders import CAPTIONS, LENGTH, WRITERS, write_clip, write_mobileclip, write_siglip, write_siglip2
 
 from vlp_models.contrib.hub_models.dual_encoder import DualEncoder
-from vlp_models.contrib.hub_models.transformers_towers import library_class
+from vlp_models.contrib.hub_models.transformers_towers import _warn_of_squashing, library_class
 from vlp_models.data.batch import Pixels
 from vlp_models.data.bert_folder import read_tokenizer
 from vlp_models.data.pixels import PixelInput, collate_pixels
@@ -110,6 +110,18 @@ def test_mobileclip_equals_open_clip(tmp_path: Path) -> None:
     assert not model.prefers_sigmoid
 
 
+def test_squashed_images_are_announced_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a SigLIP of a fixed size is not: it squashes images itself."""
+    folders = [tmp_path / "siglip", tmp_path / "siglip2"]
+    write_siglip(folders[0])
+    write_siglip2(folders[1])
+    _warn_of_squashing.cache_clear()
+    for folder, notices in zip(folders, (0, 1), strict=True):
+        for _ in range(2):
+            DualEncoder.read_architecture(str(folder), "models.towers.config")
+        assert capsys.readouterr().err.count("every image is squashed to 32 x 32 pixels") == notices
+
+
 def test_a_checkpoint_needs_nothing_but_itself(folder: Path) -> None:
     model, tokenizer = load(folder)
     config = json.loads(json.dumps(to_plain(model.config)))
@@ -149,6 +161,7 @@ def faults(folder: Path) -> dict[str, Any]:
         "`do_resize` and `do_rescale`": lambda: edit("preprocessor_config.json", do_rescale=False),
         "images of 48 x 48 pixels": lambda: edit("preprocessor_config.json", size={"height": 48, "width": 48}),
         "tokenizer.json: no such file": (folder / "tokenizer.json").unlink,
+        "has spiece.model but no tokenizer.json": lambda: (folder / "tokenizer.json").rename(folder / "spiece.model"),
         "pytorch_model.bin: a pickle": lambda: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
     }
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlp_models.data.bert_folder import TOKENIZER
 from vlp_models.data.tokenizer import read_pretrained
-from vlp_models.errors import CheckpointError
+from vlp_models.errors import CheckpointError, DataError
+
+SENTENCEPIECE = "spiece.model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,4 +71,9 @@ def read_pad_id(folder: Path) -> int:
     Raises:
         DataError: it has no tokenizer.json, or no padding.
     """
+    if (folder / SENTENCEPIECE).is_file() and not (folder / TOKENIZER).is_file():
+        raise DataError(
+            f"{folder}: has {SENTENCEPIECE} but no {TOKENIZER}, and only the latter is read; copy the {TOKENIZER} of "
+            "the same model into it, or write one as docs/guides/two-towers.md shows"
+        )
     return read_pretrained(folder).pad_id

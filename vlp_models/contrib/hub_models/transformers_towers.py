@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlp_models.common.log import get_logger
 from vlp_models.common.packages import PIP
 from vlp_models.contrib.hub_models.folder import CONFIG, PREPROCESSOR, PROCESSOR, read_config, read_settings
 from vlp_models.contrib.hub_models.towers import TextLayout, image_input, read_pad_id
 from vlp_models.errors import CheckpointError, MissingToolError, ParamsError, first_line
+
+logger = get_logger(__name__)
 
 # model_type -> names of config, model, and what prepares images, by Pillow as data/pixels.py does
 KINDS = {
@@ -95,6 +98,7 @@ def _read_image(folder: Path, config: Any) -> dict[str, Any]:
     if config.model_type == "siglip2":
         # The most patches that a square has; the library keeps an image's shape, here it is squashed.
         side = math.isqrt(processor.max_num_patches) * processor.patch_size
+        _warn_of_squashing(side)
         size: Any = (side, side)
     else:
         size = processor.size.shortest_edge or (processor.size.height, processor.size.width)
@@ -115,6 +119,16 @@ def _read_image(folder: Path, config: Any) -> dict[str, Any]:
             f"{side} x {side}"
         )
     return image
+
+
+@functools.cache  # a folder is read several times
+def _warn_of_squashing(side: int) -> None:
+    logger.warning(
+        "SigLIP 2 NaFlex: every image is squashed to %d x %d pixels, so embeddings of images that are not square "
+        "differ from the library's; a SigLIP 2 of a fixed size (`model_type: siglip`) has no such difference",
+        side,
+        side,
+    )
 
 
 @functools.lru_cache(maxsize=16)
