@@ -13,6 +13,7 @@ from several_variants import RUNS, variants_params, variants_workspace
 from vlp_models.cli.results import print_results
 from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
+from vlp_models.evaluation.report.page import stories
 from vlp_models.evaluation.report.records import evaluation_records
 from vlp_models.evaluation.report.variants import variant_rows
 from vlp_models.params import Params
@@ -43,6 +44,14 @@ def test_runs_that_differ_only_in_seed_form_one_row(params: Params, workspace: W
     assert (regions.low, regions.high) == (min(values), max(values))
     assert (rows["other"].deviation, rows["other"].low, rows["other"].high) == (None, 1.0, 99.0)
     assert rows["other"].model == "small", "the model is that of params.yaml, not of the record"
+
+
+def test_the_sentence_on_a_model_names_a_run_that_trains(params: Params, workspace: Workspace) -> None:
+    first, second = dataclasses.replace(params.finetune["other"], max_epochs=0), params.finetune["other"]
+    both = dataclasses.replace(params, finetune={"zero-shot": first, "trained": second})
+    assert f"fine-tuned for visual question answering ({second.max_epochs} epoch" in stories(both, workspace)[0][1]
+    untrained = dataclasses.replace(params, finetune={"zero-shot": first})
+    assert "(0 epochs" in stories(untrained, workspace)[0][1]
 
 
 def test_runs_of_one_name_with_other_settings_are_other_variants(params: Params, workspace: Workspace) -> None:

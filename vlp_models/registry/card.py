@@ -54,7 +54,7 @@ def make_model_card(
 
 {headline}
 
-The model `{info.name}` of the family {info.family}, fine-tuned for {info.task}. Size: {size or "see config.json"}.
+The model `{info.name}` of the family {info.family}, for the task {info.task}. Size: {size or "see config.json"}.
 {use}
 
 ## Scores
@@ -63,7 +63,7 @@ The model `{info.name}` of the family {info.family}, fine-tuned for {info.task}.
 {UNSEEN}
 {describe_vocabulary(vocabulary)}
 
-Trained on the datasets named in the lineage. Scores on synthetic scenes say nothing about photographs.
+The lineage names the datasets. Scores on synthetic scenes say nothing about photographs.
 
 ## Lineage
 {facts}

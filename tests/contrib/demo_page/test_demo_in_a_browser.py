@@ -42,6 +42,12 @@ CLIPPED = """[...document.querySelectorAll('textarea')].filter(e =>
 # Fields without a text that are for results
 EMPTY = """[...document.querySelectorAll('textarea')].filter(e =>
   e.offsetParent && !e.value && !e.placeholder && !e.closest('#wanted')).map(e => e.outerHTML)"""
+# Names of found photos that cover their photo, or are cut off
+COVERING = """[...document.querySelectorAll('#found .caption-label')].filter(e => {
+  const photo = e.parentElement.querySelector('img').getBoundingClientRect();
+  return e.getBoundingClientRect().top < photo.bottom - 1 || e.scrollHeight > e.clientHeight + 1
+    || e.scrollWidth > e.clientWidth + 1;
+}).map(e => e.innerText)"""
 # Pixels between the end of the text "Click to Upload" and the end of its field
 ROOM_BELOW_UPLOAD = """(() => {
   const field = document.querySelector('#photo'), texts = document.createTreeWalker(field, NodeFilter.SHOW_TEXT);
@@ -147,9 +153,11 @@ def test_page_in_a_browser(
         tab.wait_for_function("document.querySelector('#answers')?.innerText.includes('%')")
         assert "vlp-vqa version 1 (run own-vqa; model tden)" in tab.locator("#answered-by").inner_text()
         _check_boxes(tab, answered.overlay, photo, tmp_path / "answered.png")
+        assert not tab.locator("#found").is_visible(), "an empty field"
         tab.locator("#wanted textarea, #wanted input").fill("a red square")
         tab.locator("#look").click()
         tab.locator("#found img").first.wait_for()
+        assert not tab.locator("#found [data-testid=block-label]").is_visible(), "it would cover the first photo"
         assert "vlp-captioning version 1" in tab.locator("#about-captioning").inner_text()
         assert list(folder.rglob(photo.name)), "uploads are in the page's own folder"
 
@@ -164,6 +172,7 @@ def test_page_in_a_browser(
             tab.set_viewport_size({"width": width, "height": 860})
             tab.wait_for_timeout(500)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.locator("#found .caption-label").count() and tab.evaluate(COVERING) == []
             thumbnails = tab.locator("#examples button:visible")
             boxes = [thumbnails.nth(n).bounding_box() for n in range(thumbnails.count())]
             assert len(boxes) == len(page.examples) and all(b["x"] + b["width"] <= width - 8 for b in boxes)

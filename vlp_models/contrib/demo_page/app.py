@@ -34,12 +34,15 @@ STYLE = """
 #examples, #examples .grid-wrap {height: auto !important; min-height: 0 !important; max-height: none !important}
 #examples .grid-container {grid-template-columns: repeat(4, minmax(0, 1fr)) !important; padding: 0 !important}
 #examples .grid-container button {min-width: 0 !important; width: 100% !important; height: auto !important}
-.caption-label {max-width: 94% !important; white-space: normal !important; overflow-wrap: anywhere}
-#found .grid-container {grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) !important}
+.thumbnail-lg:has(.caption-label) {aspect-ratio: auto !important; height: auto !important}
+.thumbnail-lg:has(.caption-label) img {aspect-ratio: 1; height: auto !important}
+.caption-label {position: static !important; max-width: none !important}
+.caption-label {white-space: normal !important; overflow-wrap: anywhere}
+#found .grid-wrap {max-height: none !important; min-height: 0 !important}
 @media (max-width: 640px) {
   .gradio-container > main, .gradio-container {padding: 8px !important}
   #picture, #picture img {height: auto !important; max-height: 44vh !important}
-  #found .grid-container {grid-template-columns: repeat(3, minmax(0, 1fr)) !important}
+  #found .grid-container {grid-template-columns: repeat(2, minmax(0, 1fr)) !important}
 }
 """
 
@@ -210,19 +213,28 @@ def _search_part(gr: Any, page: Page, one_at_a_time: dict[str, Any]) -> None:
     """Lay out the search of the indexed photos by text."""
     assert page.search is not None
     searched_photos = (
-        f"{page.search.photo_count:,} photos of the split {page.search.split}; {page.version_title('retrieval')}"
+        f"The best matches among {page.search.photo_count:,} photos of the split {page.search.split}, with scores; "
+        f"{page.version_title('retrieval')}"
     )
     gr.Markdown("### Search")
-    query = gr.Textbox(label="Search by text", info=searched_photos, max_lines=1, elem_id="wanted")
+    query = gr.Textbox(
+        label="Search by text", info=searched_photos, placeholder="Describe a photo", max_lines=1, elem_id="wanted"
+    )
     start = gr.Button("Search", elem_id="look")
     gallery = gr.Gallery(
-        label="Results with scores, best first", columns=6, height="auto", buttons=[], elem_id="found", format="png"
+        visible=False,  # until a search
+        show_label=False,  # a label would cover the first photo
+        columns=3,
+        height="auto",
+        buttons=[],
+        elem_id="found",
+        format="png",
     )
     problem = gr.Textbox(label="Problem", visible=False, interactive=False, elem_id="lost")
 
     def searched(text: str) -> list[Any]:
         result = page.find(text)
-        return [list(result.photos), _show(gr, result.problem)]
+        return [gr.update(value=list(result.photos), visible=bool(result.photos)), _show(gr, result.problem)]
 
     for event in (start.click, query.submit):
         event(searched, query, [gallery, problem], **one_at_a_time)
@@ -254,7 +266,9 @@ def serving(page: Page, *, host: str, port: int) -> Iterator[str]:
                 enable_monitoring=False,
                 ssr_mode=False,
                 mcp_server=False,
-                theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+                theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]).set(
+                    block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300"
+                ),
                 css=STYLE,
             )
         except OSError as error:

@@ -275,7 +275,7 @@ class Page:
         if version is None:
             return f"**{TITLES[task]}**\n\n{self.missing.get(task, '')}"
         card, task_model = version
-        lines = [f"{card.title}, family {card.family}, fine-tuned by the run {card.run}."]
+        lines = [f"{card.title}, family {card.family}, of the run {card.run}."]
         if task == "retrieval" and self.search is not None:
             lines.append(f"It searches {self.search.photo_count:,} photos of the split {self.search.split}.")
         elif task_model.search:

@@ -74,12 +74,15 @@ def make_version_card(
 
 
 def describe_training_data(lineage: Record | None, run: str) -> str:
-    """Return the datasets of the fine-tuning, and whether they are synthetic."""
+    """Return the datasets of the fine-tuning, and whether they are synthetic; or that there was none."""
     if lineage is None:
         return "It was registered without a record of its data."
     params = lineage["params"]
+    settings = params["finetune"].get(run, {})
+    if settings.get("max_epochs") == 0 == settings.get("max_steps", 0):
+        return "It was not fine-tuned: its weights are those that it started from."
     # A run without `sources` was trained on all datasets.
-    sources = params["finetune"].get(run, {}).get("sources") or params["data"]
+    sources = settings.get("sources") or params["data"]
     images = lineage["data"].get("shards", {}).get("counts", {}).get("train", {}).get("images")
     count = f"; the training split of all datasets has {images:,} images" if images else ""
     text = f"Fine-tuned on {_dataset_names(sources, params)}{count}."

@@ -83,7 +83,7 @@ def make_hub_card(
 
 # {title}
 
-A model of the family {info.family}, fine-tuned for {info.task} with vlp-flows.{needed}
+A model of the family {info.family} for {info.task}, made with vlp-flows.{needed}
 
 ```python
 from vlp_models import VLP

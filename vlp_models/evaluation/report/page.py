@@ -214,9 +214,11 @@ def stories(params: Params, workspace: Workspace) -> list[tuple[str, str]]:
         steps = [f"pretrained {_budget(params, workspace, 'pretrain', name)}" for name in pretrainings[:2]]
         if len(pretrainings) > 2:
             steps.append(f"{len(pretrainings) - 2} more pretrainings")
-        # Each task is named once, with the budget of its first run.
+        # Each task is named once, with the budget of its first run that trains.
         budgets: dict[str, str] = {}
-        for run in runs:
+        for run in sorted(
+            runs, key=lambda run: not (params.finetune[run].max_epochs or params.finetune[run].max_steps)
+        ):
             budgets.setdefault(params.finetune[run].task, _budget(params, workspace, "finetune", run))
         tuned = []
         for task, budget in budgets.items():
@@ -233,7 +235,7 @@ def _budget(params: Params, workspace: Workspace, kind: str, run: str) -> str:
     """Return `for 2 epochs of 12,496 samples on scenes (masked words, ...)`."""
     settings = getattr(params, kind)[run]
     steps, epochs = settings.max_steps, settings.max_epochs
-    text = f"{steps:,} steps" if steps else f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    text = f"{steps:,} steps" if steps else f"{epochs} epoch{'' if epochs == 1 else 's'}"
     samples = (read_if_exists(workspace.training(f"{kind}/{run}")) or {}).get("train_samples")
     text += f" of {samples:,} samples" if samples else ""
     # Named only where the run uses some of the datasets.
