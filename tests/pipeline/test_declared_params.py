@@ -30,7 +30,7 @@ IN_CHECKPOINT = "stored in the checkpoint that the stage depends on"
 ALLOWED = {
     ("*", "cluster.*"): "where a stage runs",
     ("*", "trainer.accelerator"): "GPU or CPU; trainings declare it",
-    ("*", "tracking.*"): "where curves are logged; `register` and `report` declare what they use",
+    **{(stage, "tracking.*"): "where curves are logged" for stage in ("pretrain", "finetune")},
     **{("*", f"trainer.{key}"): reason for key, reason in NO_EFFECT[TrainerParams].items()},
     **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune")},
     ("evaluate", "evaluate.*"): "data/plan/evaluate holds what the task depends on, and nothing else reaches it",

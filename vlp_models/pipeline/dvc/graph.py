@@ -507,7 +507,7 @@ def register(c: Context) -> Stage:
 def report(c: Context) -> Stage:
     # what the page shows and ranks by
     evaluated = ("evaluate.gallery", "evaluate.bootstrap", "evaluate.splits")
-    ranked_by = ("tracking.metric", "promotion.split", "promotion.select_on", "promotion.tasks")
+    ranked_by = ("tracking.metric", "tracking.dataset", "promotion.split", "promotion.select_on", "promotion.tasks")
     return {
         "cmd": "vlp stage report",
         "params": c.keys(*evaluated, "models", "finetune", *ranked_by),
