@@ -30,6 +30,7 @@ IN_CHECKPOINT = "stored in the checkpoint that the stage depends on"
 ALLOWED = {
     ("*", "cluster.*"): "where a stage runs",
     ("*", "trainer.accelerator"): "GPU or CPU; trainings declare it",
+    ("plan", "tracking.*"): "a check of params.yaml",
     **{(stage, "tracking.*"): "where curves are logged" for stage in ("pretrain", "finetune")},
     **{("*", f"trainer.{key}"): reason for key, reason in NO_EFFECT[TrainerParams].items()},
     **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune")},
