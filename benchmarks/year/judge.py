@@ -31,6 +31,7 @@ import yaml
 
 MODEL = "vlp-captioning"
 PRIVATE, HUGE = 400, 300  # images of the judge's test set, and behind them in the pool those of a huge drop
+REJECTED = ("damaged", "empty")
 MOVES = ("promoted", "rolled back", "withdrawn", "accepted")
 RESAMPLES = 2000
 SERVE = """
@@ -88,7 +89,7 @@ class Judge:
         self.check("flows", problems + ([f"a second flow was needed: {flows}"] if unplanned else []))
 
     def expects_failure(self) -> bool:
-        return self.week["drop"] in ("damaged", "empty") or bool(self.week["fault"])
+        return self.week["drop"] in REJECTED or bool(self.week["fault"])
 
     def look_at_data(self) -> None:
         """Nothing is lost or there twice: every image of every drop has the fate that was planned."""
@@ -168,12 +169,12 @@ class Judge:
         rejected = self.project / "reports" / "ingest" / f"week-{self.number:02}.jsonl"
         drift = read_json(self.project / "reports" / "drift.json") or {}
         planned_drift = self.week["drop"] in ("drifted", "another language")
-        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in ("empty", "damaged"):
+        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in REJECTED:
             names = [m["name"] for m in drift.get("measures", []) if m.get("drifted")]
             problems.append(f"drift is {'not ' if planned_drift else ''}reported: {names}")
         if self.week["drop"] == "leaked" and '"leak"' not in rejected.read_text():
             problems.append("no leak is reported")
-        expected = bool(words) or self.week["drop"] in ("damaged", "empty") or bool(self.week["fault"])
+        expected = bool(words) or self.week["drop"] in REJECTED or bool(self.week["fault"])
         if failed and not expected:
             problems.append(f"failed without a planted fault: {failed[0]['message'][-300:]}")
         return problems

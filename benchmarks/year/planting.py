@@ -25,6 +25,7 @@ PRIVATE = 400  # images that no drop has: the judge's own test set
 LEAKS = 9  # test images in a drop with leaks: a third each as they are, encoded again, cropped
 CALM = "calm"
 DROPS = ("leaked", "swapped", "drifted", "empty", "damaged", "huge", "another language", "withdrawn again")
+REJECTED = ("damaged", "empty")
 ACTS = ("forget", "better recipe", "worse recipe", "upgrade")
 FAULTS = (
     *("worker killed", "server killed", "database killed", "machine killed", "disk full", "bucket away"),
@@ -55,23 +56,25 @@ def plan(seed: int, weeks: int) -> list[Week]:
     """Return the weeks of a year. The first is calm; each of the others has at most one drop, one act and one fault.
 
     With less room than plants, which of them occur is drawn as well. An image that comes again needs one that was
-    withdrawn before.
+    withdrawn before; a week whose drop is rejected has no fault.
     """
     chance = random.Random(seed)
-    columns = []
+    columns: list[dict[int, str]] = []
     for names in (DROPS, ACTS, FAULTS):
+        free = list(range(2, weeks + 1))
+        if names is FAULTS:  # a flow that ends with its drop is not there to be struck
+            free = [week for week in free if columns[0].get(week) not in REJECTED]
         once = chance.sample(names, len(names))
         more = [name for name in names for _ in range(REPEATS.get(name, 1) - 1)]
         chance.shuffle(more)
-        chosen = [*once, *more][: weeks - 1]
-        places = sorted(chance.sample(range(2, weeks + 1), len(chosen)))
+        chosen = [*once, *more][: len(free)]
         chance.shuffle(chosen)
-        columns.append(dict(zip(places, chosen, strict=True)))
+        columns.append(dict(zip(chance.sample(free, len(chosen)), chosen, strict=True)))
     drops, acts, faults = columns
     first = min((week for week, act in acts.items() if act == "forget"), default=weeks)
     for week, drop in drops.items():
         if drop == "withdrawn again" and week <= first:
-            later = [other for other in drops if other > first and drops[other] != drop]
+            later = [w for w in drops if w > first and drops[w] not in (drop, *REJECTED)]
             drops[week] = CALM
             if later:
                 other = chance.choice(later)

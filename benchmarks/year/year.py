@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planting import Pool, Week, make_drop, plan, write_drop
+from planting import REJECTED, Pool, Week, make_drop, plan, write_drop
 from stack import BETTER, WORSE, Stack
 from strikes import FAULTS, Fault, data_key
 
@@ -186,7 +186,7 @@ class Year:
     def move_rejected(self, week: Week) -> None:
         """Move a drop that was rejected out of the inbox, as its message says."""
         folder = self.stack.project / "data" / "inbox" / f"week-{week.number:02}"
-        if folder.exists() and week.drop in ("damaged", "empty"):
+        if folder.exists() and week.drop in REJECTED:
             shutil.move(folder, self.work / f"rejected-{folder.name}")
 
     def judge(self, week: Week) -> dict[str, Any]:

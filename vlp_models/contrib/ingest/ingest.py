@@ -213,7 +213,10 @@ def _make_batch(submission: Submission, snapshot: str, partial: Path, run: _Run)
         quarantine = workspace.reports / "ingest" / f"{_shorten(submission.name)}.jsonl"
         quarantine.parent.mkdir(parents=True, exist_ok=True)
         batches.write_quarantine(quarantine, staging)
-        if counts["bad"] > p.max_bad_fraction * counts["rows"] or not counts["rows"]:
+        if not counts["rows"]:
+            problem = f"{submission.listing}: has no pairs; complete it, or move it out of the inbox"
+            return "", {**counts, "rules": {}}, problem
+        if counts["bad"] > p.max_bad_fraction * counts["rows"]:
             rules = batches.count_by_rule(staging)
             worst = ", ".join(f"{rule}: {count:,}" for rule, count in list(rules.items())[:5])
             problem = (
