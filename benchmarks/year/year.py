@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -29,6 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import summary
 from planting import REJECTED, Pool, Week, make_drop, plan, write_drop
 from stack import BETTER, WORSE, Stack
 from strikes import FAULTS, Fault, data_key
@@ -46,7 +48,7 @@ class Year:
         self.work, self.seed = work, seed
         self.stack = Stack(work)
         self.weeks = plan(seed, weeks)
-        if not self.has_disk:
+        if os.geteuid() != 0:  # it has no disk of its own to fill
             self.weeks = [
                 week if week.fault != "disk full" else Week(week.number, week.drop, week.act) for week in self.weeks
             ]
@@ -56,12 +58,6 @@ class Year:
         if self.state.setdefault("settings", settings) != settings:
             sys.exit(f"{work}: is a year of other --weeks or --seed; use another folder")
         self.records = work / "weeks.jsonl"
-
-    @property
-    def has_disk(self) -> bool:
-        import os
-
-        return os.geteuid() == 0
 
     def save(self, **values: Any) -> None:
         self.state |= values
@@ -91,9 +87,10 @@ class Year:
             bad = [check for check in judged["checks"] if not check["ok"]]
             for check in bad:
                 print(f"  WRONG {check['check']}: {check['detail']}", flush=True)
-            print(
-                f"  {seconds:.0f} s, {len(judged['checks']) - len(bad)} of {len(judged['checks'])} checks", flush=True
-            )
+            right = len(judged["checks"]) - len(bad)
+            print(f"  {seconds:.0f} s, {right} of {len(judged['checks'])} checks", flush=True)
+        if len(self.weeks) == WEEKS:
+            print(json.dumps(summary.write(self.work), indent=1))
 
     def run_week(self, week: Week) -> None:
         """Run a week; what an interrupted call has done of it is not done again."""
