@@ -83,7 +83,9 @@ class Judge:
         """The last flow completed; none is left at work."""
         flows = self.context["flows"]
         problems = [] if flows and flows[-1]["state"] == "COMPLETED" else [f"the flows ended {flows}"]
-        open_states = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}}
+        open_states = {
+            "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
+        }  # plain-ok
         problems += [f"{run['name']} is {run['state_type']}" for run in self.prefect("/flow_runs/filter", open_states)]
         unplanned = len(flows) > 1 and not self.expects_failure()
         self.check("flows", problems + ([f"a second flow was needed: {flows}"] if unplanned else []))
@@ -142,7 +144,7 @@ class Judge:
         file = self.project / "data" / "interim" / "ingested" / "images.parquet"
         return list(parquet.read_table(file, columns=["image_id", "sha256"]).to_pylist()) if file.exists() else []
 
-    # -- what it told ------------------------------------------------------------------------------------------------
+    # -- what it reported ------------------------------------------------------------------------------------------------
 
     def look_at_reports(self) -> None:
         """Every planted fault is reported, once, in words that name it; and nothing else is reported as bad."""
@@ -205,7 +207,7 @@ class Judge:
         return [json.loads(line) for line in text.splitlines()]
 
     def look_at_champion(self) -> None:
-        """The champion is what the ledger says, and no promotion is wrong by the judge's own test set."""
+        """The champion is what the ledger states, and no promotion is wrong by the judge's own test set."""
         moves = [entry for entry in self.entries() if entry["action"] in MOVES]
         alias = self.alias("champion")
         problems = [] if str(moves[-1]["version"]) == alias else [f"alias {alias}, ledger {moves[-1]['version']}"]

@@ -189,7 +189,7 @@ def enlarge(content: bytes) -> bytes:
 
 
 def make_bomb(side: int) -> bytes:
-    """Return a small PNG whose header says `side` x `side` pixels."""
+    """Return a small PNG whose header states `side` x `side` pixels."""
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b"")]
     body = b"".join(

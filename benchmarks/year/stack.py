@@ -73,7 +73,7 @@ WORSE = (
     "defaults.finetune.optimizer.lr=1.0e-5",
     "models.tden.config.feature_dropout=0.95",
 )
-CLOCK = '''"""The clock of the project's processes: `time.time` jumps as the file `jump` says."""
+CLOCK = '''"""The clock of the project's processes: `time.time` jumps as the file `jump` states."""
 
 import time
 from pathlib import Path
@@ -319,7 +319,7 @@ class Stack:
     def age(self, week: int) -> None:
         """Let a week pass: date the measurements of the disk, and the keepers' notices, back.
 
-        `retention.days` goes by the kernel's times, which nobody can set, so old submissions are deleted here.
+        `retention.days` depends on the kernel's times, which nobody can set, so old submissions are deleted here.
         """
         done = self.project / "data" / "inbox" / "done"
         for folder in done.iterdir() if done.exists() else ():

@@ -10,7 +10,7 @@ which imports nothing of the package, checks the week. An interrupted year conti
 Needs the program `weed` (requirements-year.lock). As root, the project has a disk of its own that a week can fill;
 without root that fault is left out. Time is compressed: the weeks follow each other at once; after each, the
 measurements of the disk and the keepers' notices are dated a week back, and the driver deletes submissions that are a
-month old, since `retention.days` goes by times that nobody can set.
+month old, since `retention.days` depends on times that nobody can set.
 
 The results go to FOLDER/weeks.jsonl and, after the last week of a whole year, to benchmarks/results/year.json.
 """
@@ -181,7 +181,7 @@ class Year:
         self.save(withdrawn=[*self.state.get("withdrawn", []), content.hex()])
 
     def move_rejected(self, week: Week) -> None:
-        """Move a drop that was rejected out of the inbox, as its message says."""
+        """Move a drop that was rejected out of the inbox, as its message states."""
         folder = self.stack.project / "data" / "inbox" / f"week-{week.number:02}"
         if folder.exists() and week.drop in REJECTED:
             shutil.move(folder, self.work / f"rejected-{folder.name}")

@@ -56,7 +56,7 @@ def _show(root: Path, commit: str, name: str) -> str:
     return (run_git(root, "show", f"{commit}:./{name}") or b"").decode("utf-8", errors="replace")
 
 
-def write_project(folder: Path, kept: Iterable[Files], root: Path) -> None:
+def write_project(folder: Path, needed: Iterable[Files], root: Path) -> None:
     """Write a DVC project with the files of kept versions and commits, which `dvc gc --projects` then keeps.
 
     Raises:
@@ -71,7 +71,7 @@ def write_project(folder: Path, kept: Iterable[Files], root: Path) -> None:
     (folder / ".dvc" / "config").write_text(
         f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n', encoding="utf-8"
     )
-    for number, files in enumerate(kept):
+    for number, files in enumerate(needed):
         part = folder / str(number)
         part.mkdir()
         stage = {"cmd": "true", "outs": list(files)}  # one stage stands for all of them
@@ -85,13 +85,13 @@ def _overlap(path: str, other: str) -> bool:
     return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
 
 
-def require_whole(root: Path, kept: Iterable[Files]) -> None:
+def require_whole(root: Path, needed: Iterable[Files]) -> None:
     """
     Raises:
         DataError: the cache lacks a folder's list of files, so `dvc gc` would not know which files of the remote
             are needed; or the git remotes have commits that no branch here has, whose data would be deleted.
     """
-    for files in kept:
+    for files in needed:
         for path, entry in files.items():
             md5 = str(entry.get("md5", ""))
             if md5.endswith(".dir") and not (dvc_files(root) / md5[:2] / md5[2:]).exists():

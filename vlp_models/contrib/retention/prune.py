@@ -65,10 +65,10 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
         raise DataError(f"{params.tracking.uri}: no registry, but the ledger has champions, whose data must be kept")
     if retention.commits and run_git(root, "rev-parse", "HEAD") is not None:
         with tempfile.TemporaryDirectory() as folder:
-            kept = [*map(read_lock, sorted(set(locks))), *read_commits(root, retention.commits)]
-            write_project(Path(folder), kept, root)
+            needed = [*map(read_lock, sorted(set(locks))), *read_commits(root, retention.commits)]
+            write_project(Path(folder), needed, root)
             if retention.remote:
-                require_whole(root, kept)
+                require_whole(root, needed)
             count, size = collect_garbage(root, Path(folder), remote=retention.remote, dry=dry)
         yield Pruned("files in DVC's cache", count, size)
     if retention.days:
