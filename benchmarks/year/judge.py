@@ -144,7 +144,7 @@ class Judge:
         file = self.project / "data" / "interim" / "ingested" / "images.parquet"
         return list(parquet.read_table(file, columns=["image_id", "sha256"]).to_pylist()) if file.exists() else []
 
-    # -- what it reported ------------------------------------------------------------------------------------------------
+    # -- what it reported --------------------------------------------------------------------------------------------
 
     def look_at_reports(self) -> None:
         """Every planted fault is reported, once, in words that name it; and nothing else is reported as bad."""
