@@ -72,7 +72,9 @@ def test_too_many_bad_pairs_reject_only_that_submission(tmp_path: Path) -> None:
     )
     simple_submission(workspace, "good", range(2, 5))
     make_submission(workspace, "none", [], {})
-    with pytest.raises(DataError, match=r"a-bad.*1 of 2 pairs are bad.*max_bad_fraction \(30\.0%\).*image_present: 1") as caught:
+    with pytest.raises(
+        DataError, match=r"a-bad.*1 of 2 pairs are bad.*max_bad_fraction \(30\.0%\).*image_present: 1"
+    ) as caught:
         ingest.run(params_of(workspace), workspace)
     assert "none/pairs.jsonl: has no pairs; complete it, or move it out of the inbox" in str(caught.value)
     assert {row["caption"] for row in held(workspace)} == {f"picture number {seed}" for seed in range(2, 5)}

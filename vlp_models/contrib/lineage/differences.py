@@ -53,18 +53,18 @@ class Origin:
     def upstream(self) -> set[str]:
         """Return the stages that the target depends on, and itself; without `plan`, which every stage depends on."""
         makers = {out["path"]: name for name, stage in self.stages.items() for out in stage.get("outs", [])}
-        found: set[str] = set()
+        reached: set[str] = set()
         pending = [self.target]
         while pending:
             name = pending.pop()
-            if name in found or name not in self.stages:
+            if name in reached or name not in self.stages:
                 continue
-            found.add(name)
+            reached.add(name)
             for dependency in self.stages[name].get("deps", []):
                 # A stage may depend on a file in another's folder, or on a folder that several stages write into.
                 path = dependency["path"]
                 pending += [maker for out, maker in makers.items() if overlaps(out, path) and maker != "plan"]
-        return found
+        return reached
 
     def read_params(self) -> dict[str, tuple[Any, set[str]]]:
         """Return key -> its value and the stages that read it, for every single value that an upstream stage reads."""
