@@ -136,6 +136,15 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "parallel_finetune": {
         "before_repro": {"parallel_finetune": "vlp_models.contrib.parallel_finetune.run:finetune_in_parallel"}
     },
+    "parts": {
+        "params": {"finetune.NAME.parts": "vlp_models.contrib.parts.params:PartsParams"},
+        "stages": {"part": "vlp_models.contrib.parts.train:run"},
+        "stage_builders": {"part": "vlp_models.contrib.parts.plan:part"},
+        "parts": {
+            "checkpoints": "vlp_models.contrib.parts.plan:part_checkpoints",
+            "average": "vlp_models.contrib.parts.train:average",
+        },
+    },
     "plugin_kit": {},
     "project_api": {"api": {"Project": "vlp_models.contrib.project_api.project:Project"}},
     "public_weights": {

@@ -81,6 +81,11 @@ class Params(Extensible):
             checkpoints.append(start)
         return checkpoints
 
+    @property
+    def parts(self) -> list[int]:
+        """Return into how many parts datasets are divided (`finetune.NAME.parts`)."""
+        return sorted({run.parts for run in self.finetune.values()} - {1})
+
     def statistics_run(self) -> str:
         """Return the checkpoint with whose data `vlp drift` compares: of `drift.run`, else of the first training.
 

@@ -430,3 +430,8 @@ class FinetuneParams(TrainingParams, Extensible):
         """Return the settings of the adapters that are trained instead of the weights (contrib/lora); None: of none."""
         lora = self.sections.get("lora")
         return lora if lora is not None and lora.rank else None
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts that are trained separately and averaged (contrib/parts); 1: none."""
+        return getattr(self.sections.get("parts"), "of", 1)

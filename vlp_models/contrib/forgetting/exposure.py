@@ -27,7 +27,7 @@ from vlp_models.contrib.forgetting.inputs import (
 from vlp_models.contrib.forgetting.replay import FirstExposure, TrainingRun, run_settings
 from vlp_models.data.joins import hash_boxes
 from vlp_models.data.shards.contents import trained_on_inputs
-from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.shards.dataset import ShardDataset, read_manifest
 from vlp_models.errors import VLPError, first_line
 from vlp_models.params import Params, StreamParams, TokenizerParams, build, split_start
 from vlp_models.params.data import DetectorParams
@@ -152,11 +152,16 @@ class CheckpointExposures:
         # Only what decides the order is recorded; the address is a placeholder that turns streaming on.
         stream = StreamParams(**({"address": "then", **streamed} if streamed else {}))
         augmented = self.workspace.augmented(training.captioner) if training.captioner else None
-        first = training.find_first_exposure(
-            data.shards, data.images, stream=stream, regions=regions, generated=augmented
-        )
-        if first is not None:
-            how = f"first in epoch {first.epoch}, update {first.update}"
+        exposures: list[tuple[FirstExposure, str]] = []
+        for part, trained in training.parts(read_manifest(data.shards).sources).items():
+            at = trained.find_first_exposure(
+                data.shards, data.images, stream=stream, regions=regions, generated=augmented
+            )
+            if at is not None:
+                exposures.append((at, f"{part}first in epoch {at.epoch}, update {at.update}"))
+        if exposures:
+            first = min((at for at, _ in exposures), key=lambda at: at.update)
+            how = "; ".join(text for _, text in exposures)
             if training.rewards_use_all_captions:
                 how += "; its captions are used by the reward from the first update"
             return Exposure(name=name, state="exposed", how=how, first=first)

@@ -7,7 +7,7 @@ The order of samples is a function of seed and epoch, so the answer is exact and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.shards import augmented, streaming
+from vlp_models.data.shards.contents import part_name
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.order import EpochOrder, choose_order
 from vlp_models.data.views import VIEWS
@@ -80,6 +81,25 @@ class TrainingRun:
             control=f.augment.control,
             rewards_use_all_captions=getattr(options, "self_critical", None) is not None,
         )
+
+    def parts(self, datasets: Collection[str]) -> dict[str, TrainingRun]:
+        """Return the trainings that the run consists of: itself, or one for each of its parts (`finetune.NAME.parts`).
+
+        Args:
+            datasets: those of the shards, for a run without `sources`.
+
+        Returns:
+            A description, such as `in part 2 of 4, ` -> training; empty for a run that is trained as a whole.
+        """
+        count = self.params.parts if isinstance(self.params, FinetuneParams) else 1
+        if count == 1:
+            return {"": self}
+        sources = self.params.sources or dict.fromkeys(datasets, 1)
+        parts = {}
+        for number in range(1, count + 1):
+            of_part = {part_name(dataset, number, count): repeats for dataset, repeats in sources.items()}
+            parts[f"in part {number} of {count}, "] = replace(self, params=replace(self.params, sources=of_part))
+        return parts
 
     def find_first_exposure(
         self, shards: Path, image_ids: Set[str], *, stream: StreamParams, regions: bool, generated: Path | None = None

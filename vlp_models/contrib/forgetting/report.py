@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vlp_models.common.io import read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.forgetting.exposure import DETECTOR, TOKENIZER, Exposure
 from vlp_models.contrib.forgetting.forget import ForgetReport
@@ -33,7 +34,7 @@ def report_lines(report: ForgetReport, params: Params, workspace: Workspace) -> 
             aliases = f"  [{', '.join(version.aliases)}]" if version.aliases else ""
             yield _line(version.exposure) + aliases
     yield from _champion_lines(report)
-    yield from _retrain_lines(report, params)
+    yield from _retrain_lines(report, params, workspace)
 
 
 def _line(exposure: Exposure) -> str:
@@ -56,9 +57,18 @@ def _champion_lines(report: ForgetReport) -> Iterator[str]:
             yield f"            `vlp run`, `vlp promote {champion.task}`"
 
 
-def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
+def count_updates(workspace: Workspace, run: str) -> int:
+    """Return the updates of a training, by its report; 0 if it was not trained."""
+    file = workspace.training(run)
+    return int(read_json(file)["steps"]) if file.exists() else 0
+
+
+def _retrain_lines(report: ForgetReport, params: Params, workspace: Workspace) -> Iterator[str]:
     """Yield what must be retrained, and from which checkpoint."""
-    runs = {f"{kind}/{run}" for kind in ("pretrain", "finetune") for run in getattr(params, kind)}
+    runs = {f"{kind}/{run}": f"{kind}/{run}" for kind in ("pretrain", "finetune") for run in getattr(params, kind)}
+    # a part -> the run that it belongs to, which starts from the same checkpoint
+    for run, entry in params.finetune.items():
+        runs |= {f"finetune/{run}-part-{number}": f"finetune/{run}" for number in range(1, entry.parts + 1)}
     dirty = [exposure for exposure in report.checkpoints if not exposure.clean]
     if not dirty:
         return
@@ -68,10 +78,14 @@ def _retrain_lines(report: ForgetReport, params: Params) -> Iterator[str]:
             yield f"  {exposure.name}"
         elif exposure.name in runs:
             # The nearest checkpoint of the chain that is clean; without one, train from the start.
-            starts = (start for start in params.chain(exposure.name)[1:] if report.exposures.of(start).clean)
+            starts = (start for start in params.chain(runs[exposure.name])[1:] if report.exposures.of(start).clean)
             yield f"  {exposure.name}, from {next(starts, 'the start')}"
         else:
             yield f"  {exposure.name}: not a run of params.yaml; delete checkpoints/{exposure.name}"
+    updates = {name: count_updates(workspace, name) for name in runs}
+    if total := sum(updates.values()):
+        repeated = sum(updates.get(exposure.name, 0) for exposure in dirty)
+        yield f"  {repeated:,} of {total:,} updates ({repeated / total:.0%})"
 
 
 def report_json(report: ForgetReport, params: Params) -> dict[str, Any]:

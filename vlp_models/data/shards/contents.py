@@ -32,6 +32,23 @@ CONTENTS = "data/contents"  # has a folder per kind
 BATCH = 4096  # samples
 
 
+def part_name(source: str, part: int, parts: int) -> str:
+    """Return the name, among `sources`, of one of `parts` parts of a dataset's images; they are numbered from 1."""
+    return f"{source}/{part}-of-{parts}"
+
+
+def split_part(name: str) -> tuple[str, int, int]:
+    """Return dataset, part and number of parts of an entry of `sources`; a whole dataset is part 1 of 1."""
+    source, _, part = name.partition("/")
+    number, _, parts = part.partition("-of-")
+    return source, int(number or 1), int(parts or 1)
+
+
+def part_of(image_id: str, parts: int) -> int:
+    """Return the part that an image is in, a function of its id alone: an image that comes or leaves moves no other."""
+    return int.from_bytes(hashlib.sha256(image_id.encode()).digest()[:8]) % parts + 1
+
+
 def facts_file(kind: Kind) -> str:
     """Return the path of the facts that a model of this kind needs before its first step."""
     return f"{kind}/facts.json"
@@ -77,8 +94,9 @@ def _is_index(name: str) -> bool:
 
 
 def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
-    """Write view, dataset and hashes of each sample in the index in `shards`, in order."""
-    schema = pa.schema([("view", pa.string()), ("source", pa.string()), *((kind, pa.binary(32)) for kind in kinds)])
+    """Write view, dataset, image and hashes of each sample in the index in `shards`, in order."""
+    texts = [(name, pa.string()) for name in ("view", "source", "image_id")]
+    schema = pa.schema([*texts, *((kind, pa.binary(32)) for kind in kinds)])
     with pq.ParquetWriter(file, schema) as writer, open_parquet(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
         for batch in index.iter_batches(batch_size=BATCH):
@@ -90,8 +108,8 @@ def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) ->
                 view = VIEWS[row["view"]]
                 values = [row["sample_id"], row["image_id"], *(row[column.name] for column in view.indexed)]
                 text = json.dumps(values, ensure_ascii=False).encode()
-                columns["view"].append(row["view"])
-                columns["source"].append(row["source"])
+                for name in ("view", "source", "image_id"):
+                    columns[name].append(row[name])
                 for kind in kinds:
                     # The row's own values, then its image's: the hash changes with either.
                     columns[kind].append(hashlib.sha256(text + last[1][kind]).digest())
@@ -103,6 +121,7 @@ def write_contents(
     hashes: Mapping[str, Iterable[Path]],
     sources: Sequence[str],
     facts: Mapping[Kind, Mapping[str, Any]],
+    parts: Sequence[int] = (),
 ) -> None:
     """Write data/contents into `directory`.
 
@@ -110,6 +129,7 @@ def write_contents(
         hashes: split -> files of `write_hashes`, in the order of the shards.
         sources: every dataset, including those without samples.
         facts: per kind of model, what such a model must know.
+        parts: into how many parts the images of each dataset are divided; the hashes of a part are written as well.
     """
     # kind, view, dataset -> split -> number of samples, and the hash of their concatenated hashes
     dataset_hashes: dict[tuple[Kind, str, str], dict[str, list[Any]]] = defaultdict(dict)
@@ -118,11 +138,13 @@ def write_contents(
         for file in hashes.get(split, ()):
             table = pq.read_table(file)
             for kind in facts:
-                values = (table[name].to_pylist() for name in ("view", "source", kind))
-                for view, source, sample_hash in zip(*values, strict=True):
-                    counted = dataset_hashes[kind, view, source].setdefault(split, [0, hashlib.sha256()])
-                    counted[0] += 1
-                    counted[1].update(sample_hash)
+                values = (table[name].to_pylist() for name in ("view", "source", "image_id", kind))
+                for view, source, image_id, sample_hash in zip(*values, strict=True):
+                    for name in (source, *(part_name(source, part_of(image_id, count), count) for count in parts)):
+                        counted = dataset_hashes[kind, view, name].setdefault(split, [0, hashlib.sha256()])
+                        counted[0] += 1
+                        counted[1].update(sample_hash)
+    part_names = [part_name(source, i, count) for source in sources for count in parts for i in range(1, count + 1)]
     for kind, kind_facts in facts.items():
         write_json(directory / facts_file(kind), kind_facts)
         for name, columns in VIEWS.items():
@@ -137,6 +159,8 @@ def write_contents(
                 (evaluation_file(kind, name), tested),
             ):
                 write_json(directory / path, {source: summary for source, summary in summaries.items() if summary})
+            for part in part_names:
+                trained_on[part] = _summarize(dataset_hashes, kind, read, part, SPLITS[:2])
             for source, summary in trained_on.items():
                 write_json(directory / trained_on_file(kind, name, [source]), summary)
 

@@ -26,6 +26,7 @@ from vlp_models.models import baseline_models
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.external import detector_inputs, files_outside_root, plugins_in_use, vocabulary_source
+from vlp_models.training import PARTS
 
 CODE = "data/plan/code"
 SETTINGS = "data/plan/evaluate"  # per task: what its evaluation depends on of params.yaml's `evaluate`
@@ -417,6 +418,9 @@ def finetune(c: Context) -> Stage:
         }
         for name, run in runs.items()
     }
+    parts = import_target(PARTS["checkpoints"])(c.params) if PARTS else {}
+    for name, checkpoints in parts.items():
+        entries[name] |= _padded("part", checkpoints, parts)
     any_augmented = any(run.augment.captions for run in runs.values())  # else no run has to declare it
     if any_augmented:
         for name, run in runs.items():
@@ -429,6 +433,7 @@ def finetune(c: Context) -> Stage:
         deps=[
             "checkpoints/${item.start}",
             *c.training_inputs,
+            *_each_of("part", parts),
             *(["${item.augment}"] if any_augmented else []),
             code("stages", "finetune"),
             code("models", "${item.family}"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from vlp_models.common.plugins import import_target
@@ -12,8 +14,6 @@ from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vlp_models.pipeline.training_job import Training, TrainingJob
 
 
@@ -31,7 +31,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     from vlp_models.pipeline.training_job import TrainingJob
     from vlp_models.tasks import TASKS, task_class
     from vlp_models.tasks.base import read_options
-    from vlp_models.training import ADAPTERS
+    from vlp_models.training import ADAPTERS, PARTS
 
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
@@ -40,6 +40,14 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     generated = None
     if p.augment.captions:
         generated = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
+    files = {"augment": generated} if generated else {}
+    # a run in parts was trained by the stage `part`: its weights are their average
+    parts: list[Path] = []
+    if p.parts > 1:
+        names = import_target(PARTS["checkpoints"])(params)[key]
+        parts = [require_output(workspace.root / name, f"part@{Path(name).name}") for name in names]
+        files |= {f"part-{number}": folder for number, folder in enumerate(parts, start=1)}
+        params = replace(params, finetune={**params.finetune, key: replace(p, max_epochs=0, max_steps=0)})
     options = read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
     job = TrainingJob(
         params,
@@ -47,26 +55,27 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         f"finetune/{key}",
         view=task_class(p.task).training_view(options),
         settings={"finetune": {key: to_plain(p)}},
-        files={"augment": generated} if generated else {},
+        files=files,
         modules=[
             TASKS[p.task],
             *(ADAPTERS.values() if p.adapters else ()),
             *(AUGMENTED.values() if generated else ()),
+            *(PARTS.values() if parts else ()),
         ],
     )
-    job.run(partial(_build, generated=generated))
+    job.run(partial(_build, generated=generated, parts=parts))
 
 
-def _build(job: TrainingJob, *, generated: Path | None) -> Training:
+def _build(job: TrainingJob, *, generated: Path | None, parts: list[Path]) -> Training:
     """Return the task's model with the weights of its start, including the head if task and labels are the same."""
     from vlp_models.data.shards import augmented
     from vlp_models.models import build_model
-    from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_labels, read_weights
+    from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_config, read_labels, read_weights
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.tasks import task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
-    from vlp_models.training import ADAPTERS
+    from vlp_models.training import ADAPTERS, PARTS
 
     p, start, where = cast(FinetuneParams, job.section), job.start_info, job.name.replace("/", ".")
     task = task_class(p.task)
@@ -87,8 +96,10 @@ def _build(job: TrainingJob, *, generated: Path | None) -> Training:
     task_model = task(model, job.data.tokenizer, info, labels=labels)
     # The head continues from a fine-tuning on the same task with the same labels; otherwise it is new.
     weights = read_weights(job.start)
+    if parts:
+        weights, start = import_target(PARTS["average"])(p, weights, parts), read_config(parts[0])
     load_start(model, start, part_of(weights, "model"), job.start)
-    if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
+    if start.task == p.task and (not task.has_labels or read_labels(parts[0] if parts else job.start) == labels):
         load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
     if p.adapters:
         import_target(ADAPTERS["add"])(task_model, p.adapters, f"{where}.lora")

@@ -28,7 +28,7 @@ from vlp_models.pipeline.dvc.external import named_sources
 from vlp_models.pipeline.dvc.graph import NO_EFFECT, STAGES, InUse, build_pipeline
 from vlp_models.serving.bundle import SERVING_MODULES
 from vlp_models.synthetic import SCENE_FILES
-from vlp_models.training import ADAPTERS, STRATEGIES
+from vlp_models.training import ADAPTERS, PARTS, STRATEGIES
 from vlp_models.vision import DETECTORS, EXTRACTORS, REGION_SOURCES, WARMUPS
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     read = set(facts.kinds.values())
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})  # stands for an optional dependency (pipeline/dvc/graph.py)
-        write_json(directory / "reads.json", {kind: kind in read for kind in ("regions", "pixels", "texts")})
+        reads: dict[str, Any] = {kind: kind in read for kind in ("regions", "pixels", "texts")}
+        write_json(directory / "reads.json", reads | ({"parts": params.parts} if params.parts else {}))
         # A file per task, so that an option of one task makes only its own evaluations stale.
         for task in sorted({run.task for run in params.finetune.values()}):
             write_json(directory / "evaluate" / f"{task}.json", planned_settings(params, task))
@@ -165,7 +166,9 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "validate"): FLAGS.values(),
         ("stages", "register"): [*SERVING_MODULES, *EXTRACTORS.values()],
         ("stages", "pretrain"): [*SHARED_OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
-        ("stages", "finetune"): [*ADAPTERS.values(), *STRATEGIES.values(), *STREAMING.values(), *AUGMENTED.values()],
+        ("stages", "finetune"): [
+            v for table in (ADAPTERS, AUGMENTED, PARTS, STRATEGIES, STREAMING) for v in table.values()
+        ],
         ("stages", "report"): REPORT_SECTIONS.values(),
         ("stages", "features"): [*REGION_SOURCES.values(), *EXTRACTORS.values()],
         ("generators", "objects"): SCENE_FILES.values(),

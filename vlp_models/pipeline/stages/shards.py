@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 Shard = tuple[str, int, list[dict[str, Any]]]  # split, number, rows of images with their texts
 COUNTS = "counts.json"
 HASHES = "contents.parquet"
-PART_FORMAT = 3  # version of the format of a part
+PART_FORMAT = 4  # version of the format of a part
 
 
 def run(
@@ -106,7 +106,8 @@ def run(
             num_classes=len(store.classes) if store else 0,
             pixels=required.pixels,
         )
-        write_contents(contents, hashes, sources, {kind: facts if kind == "regions" else {} for kind in required.kinds})
+        facts_of = {kind: facts if kind == "regions" else {} for kind in required.kinds}
+        write_contents(contents, hashes, sources, facts_of, params.parts)
     # Saved before the parts go, so that a kill in between leaves one of the two.
     save_unrecorded_result(workspace, work, "shards", [workspace.shards, workspace.contents])
     remove_chunks(work)
