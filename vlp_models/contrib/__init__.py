@@ -21,6 +21,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},
         "augmented": {"samples": "vlp_models.contrib.augment.samples:augment_samples"},
+        "params_checks": {"augment": "vlp_models.contrib.augment.check:check_augment"},
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
@@ -138,6 +139,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     },
     "parts": {
         "params": {"finetune.NAME.parts": "vlp_models.contrib.parts.params:PartsParams"},
+        "params_checks": {"parts": "vlp_models.contrib.parts.params:check_parts"},
         "stages": {"part": "vlp_models.contrib.parts.train:run"},
         "stage_builders": {"part": "vlp_models.contrib.parts.plan:part"},
         "parts": {

@@ -34,6 +34,8 @@ Split = Literal["train", "val", "test"]
 
 # Sections of params.yaml that folders of contrib have: dotted name, such as `finetune.NAME.lora` -> `module:dataclass`.
 PARAMS_SECTIONS = Table("params", {})
+# Checks of references between sections that folders of contrib add: name -> `module:function` of (params, file).
+PARAMS_CHECKS = Table("params_checks", {})
 
 T = TypeVar("T")
 _TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}

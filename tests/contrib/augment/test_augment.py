@@ -298,8 +298,8 @@ def test_dvc_yaml_has_the_stage_if_params_yaml_does() -> None:
     raw = sections()
     stages = generated(raw)
     entries, deps = stages["finetune"]["foreach"], stages["finetune"]["do"]["deps"]
-    assert entries["more"]["augment"] == "data/augmented/extra" and entries["tden-vqa"]["augment"] == NOTHING
-    assert "${item.augment}" in deps and "augment" in stages["plan"]["params"]
+    assert entries["more"]["input_0"] == "data/augmented/extra" and entries["tden-vqa"]["input_0"] == NOTHING
+    assert "${item.input_0}" in deps and "augment" in stages["plan"]["params"]
     learns = "data/contents/regions/trained_on/images/all.json"
     assert stages["augment"]["foreach"] == {
         "extra": {"start": "finetune/writer", "family": "xgpt", "trained_on": learns}

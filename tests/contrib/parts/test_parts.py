@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from vlp_models.common.io import hash_path, read_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.forgetting.forget import find_exposure, withdraw_images
 from vlp_models.contrib.forgetting.report import report_lines
-from vlp_models.contrib.parts.params import PartsParams
 from vlp_models.contrib.parts.plan import list_parts
-from vlp_models.contrib.parts.train import average
+from vlp_models.contrib.parts.train import average_weights
 from vlp_models.data.shards.contents import part_of
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.errors import ParamsError
@@ -99,7 +97,11 @@ def test_parts_divide_the_images_by_their_ids(trained: tuple[Params, Workspace])
     numbers: list[str] = []
     for number, (name, part) in enumerate(list_parts(params).items(), start=1):
         ids = ShardDataset(workspace.shards, "train", "captions", part.params.sources).image_ids()
-        assert name == f"{RUN}-part-{number}" and ids and {part_of(image, PARTS) for image in ids} == {number}
+        assert (
+            name == f"{RUN}-part-{number}"
+            and ids
+            and {part_of("scenes", image, PARTS) for image in ids} == {*part.params.sources}
+        )
         numbers += ids
     assert sorted(numbers) == sorted(everything.image_ids())
 
@@ -115,8 +117,7 @@ def test_run_is_the_average_of_its_parts(trained: tuple[Params, Workspace]) -> N
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
     assert read_json(workspace.training(f"finetune/{RUN}"))["steps"] == 0
     # twice the distance from the start
-    run = replace(params.finetune[RUN], sections={"parts": PartsParams(of=PARTS, scale=2.0)})
-    for name, tensor in average(run, start, folders).items():
+    for name, tensor in average_weights(parts, start, scale=2.0).items():
         expected = start[name] + 2 * (result[name] - start[name])
         torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-5)
 
@@ -124,7 +125,7 @@ def test_run_is_the_average_of_its_parts(trained: tuple[Params, Workspace]) -> N
 def test_forgetting_equals_never_having_had_the_image(trained: tuple[Params, Workspace], tmp_path: Path) -> None:
     params, workspace = trained
     image = ShardDataset(workspace.shards, "train", "captions", {"scenes": 1}).image_ids()[0]
-    number = part_of(image, PARTS)
+    number = int(part_of("scenes", image, PARTS).removeprefix("scenes/")[0])
     stale = f"{RUN}-part-{number}"
     pattern = f"{RUN}*/model.safetensors"
     before, inputs_before = hashes(workspace, "checkpoints/finetune", pattern), inputs(params, workspace)
@@ -182,16 +183,16 @@ def remove_image(folder: Path, number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("setting", "message"),
     [
-        ({"sources": {"scenes": 1, "public": 1}}, "needs one dataset"),
-        ({"sections": {"parts": PartsParams(of=2)}, "sources": {}}, "needs one dataset"),
+        (f"finetune.{RUN}.sources={{scenes: 1, public: 1}}", "needs one dataset"),
+        (f"finetune.{RUN}.sources={{scenes: null}}", "needs one dataset"),
+        (f"finetune.{RUN}-part-2={{task: captioning, start: pretrain/tden}}", "has the name of a part"),
+        (f"finetune.{RUN}.lora={{rank: 2}}", "neither `lora`"),
     ],
 )
-def test_parts_of_several_datasets_are_refused(
-    trained: tuple[Params, Workspace], change: dict[str, object], message: str
-) -> None:
-    params, _ = trained
-    run = replace(params.finetune[RUN], **change)  # type: ignore[arg-type]
+def test_runs_that_cannot_be_divided_are_refused(tmp_path: Path, setting: str, message: str) -> None:
+    make_project(tmp_path / "project")
     with pytest.raises(ParamsError, match=message):
-        list_parts(replace(params, finetune={RUN: run}))
+        apply_overlay(tmp_path / "project" / "params.yaml", None, [setting])
+        load_params(tmp_path / "project" / "params.yaml")

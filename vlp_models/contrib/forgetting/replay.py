@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vlp_models.data.shards import augmented, streaming
-from vlp_models.data.shards.contents import part_name
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.shards.order import EpochOrder, choose_order
 from vlp_models.data.views import VIEWS
@@ -97,7 +96,7 @@ class TrainingRun:
         sources = self.params.sources or dict.fromkeys(datasets, 1)
         parts = {}
         for number in range(1, count + 1):
-            of_part = {part_name(dataset, number, count): repeats for dataset, repeats in sources.items()}
+            of_part = {f"{dataset}/{number}-of-{count}": repeats for dataset, repeats in sources.items()}
             parts[f"in part {number} of {count}, "] = replace(self, params=replace(self.params, sources=of_part))
         return parts
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vlp_models.errors import ParamsError
 from vlp_models.params.schema import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from vlp_models.params import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +26,19 @@ class PartsParams:
     @staticmethod
     def from_shorthand(value: Any) -> dict[str, Any]:
         return {"of": value}
+
+
+def check_parts(params: Params, file: str) -> None:
+    """Check the runs with `parts`: one dataset, nothing that a part cannot have, no run with the name of a part.
+
+    Raises:
+        ParamsError: names the key.
+    """
+    for name, run in params.finetune.items():
+        where = f"{file}: `finetune.{name}.parts`"
+        if run.parts > 1 and (len(run.sources or params.data) > 1 or run.adapters or run.augment.captions):
+            raise ParamsError(f"{where} needs one dataset in `sources`, and neither `lora` nor `augment`")
+        if taken := {f"{name}-part-{number}" for number in range(1, run.parts + 1) if run.parts > 1} & {
+            *params.finetune
+        }:
+            raise ParamsError(f"{where}: `finetune.{min(taken)}` has the name of a part; rename it")

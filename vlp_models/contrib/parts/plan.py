@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vlp_models.contrib.parts.params import PartsParams
-from vlp_models.data.shards.contents import part_name
-from vlp_models.errors import ParamsError
 from vlp_models.params import FinetuneParams, Params, TrainerParams
 from vlp_models.pipeline.dvc.dvc_yaml import Stage
 from vlp_models.pipeline.dvc.graph import Context, code, foreach, trained_on
@@ -22,31 +19,19 @@ class Part:
 
 
 def list_parts(params: Params) -> dict[str, Part]:
-    """Return the parts of all runs by name: RUN-part-1, ...
-
-    Raises:
-        ParamsError: a run with parts has several datasets or adapters, or a part has the name of a run.
-    """
+    """Return the parts of all runs by name: RUN-part-1, ..."""
     parts: dict[str, Part] = {}
     for name, run in params.finetune.items():
-        if run.parts == 1:
-            continue
-        sources = run.sources or dict.fromkeys(params.data, 1)
-        where = f"params.yaml: `finetune.{name}.parts`"
-        if len(sources) > 1 or run.adapters or run.augment.captions:
-            raise ParamsError(f"{where} needs one dataset in `sources`, and neither `lora` nor `augment`")
-        ((source, repeats),) = sources.items()
-        for number in range(1, run.parts + 1):
-            key = f"{name}-part-{number}"
-            if key in params.finetune:
-                raise ParamsError(f"{where}: `finetune.{key}` has the name of a part; rename it")
-            part = part_name(source, number, run.parts)
-            whole = {**run.sections, "parts": PartsParams()}
-            parts[key] = Part(name, replace(run, sources={part: repeats}, sections=whole))
+        for number in range(1, run.parts + 1) if run.parts > 1 else ():
+            # one dataset (`check_parts`)
+            ((source, repeats),) = (run.sources or dict.fromkeys(params.data, 1)).items()
+            sources = {f"{source}/{number}-of-{run.parts}": repeats}
+            sections = {**run.sections, "parts": PartsParams()}
+            parts[f"{name}-part-{number}"] = Part(name, replace(run, sources=sources, sections=sections))
     return parts
 
 
-def part_checkpoints(params: Params) -> Mapping[str, list[str]]:
+def part_checkpoints(params: Params) -> dict[str, list[str]]:
     """Return run -> the checkpoints of its parts, below the project's folder; empty for a run without parts."""
     checkpoints: dict[str, list[str]] = {name: [] for name in params.finetune}
     for key, part in list_parts(params).items():

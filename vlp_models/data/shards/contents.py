@@ -32,21 +32,13 @@ CONTENTS = "data/contents"  # has a folder per kind
 BATCH = 4096  # samples
 
 
-def part_name(source: str, part: int, parts: int) -> str:
-    """Return the name, among `sources`, of one of `parts` parts of a dataset's images; they are numbered from 1."""
-    return f"{source}/{part}-of-{parts}"
+def part_of(source: str, image_id: str, parts: int) -> str:
+    """Return the part of a dataset that an image is in, such as `scenes/1-of-4`: a name that `sources` may have.
 
-
-def split_part(name: str) -> tuple[str, int, int]:
-    """Return dataset, part and number of parts of an entry of `sources`; a whole dataset is part 1 of 1."""
-    source, _, part = name.partition("/")
-    number, _, parts = part.partition("-of-")
-    return source, int(number or 1), int(parts or 1)
-
-
-def part_of(image_id: str, parts: int) -> int:
-    """Return the part that an image is in, a function of its id alone: an image that comes or leaves moves no other."""
-    return int.from_bytes(hashlib.sha256(image_id.encode()).digest()[:8]) % parts + 1
+    It follows from the id alone, so an image that comes or leaves moves no other.
+    """
+    number = int.from_bytes(hashlib.sha256(image_id.encode()).digest()[:8]) % parts + 1
+    return f"{source}/{number}-of-{parts}"
 
 
 def facts_file(kind: Kind) -> str:
@@ -76,7 +68,9 @@ def find_changed_data(workspace: Workspace, inputs: Mapping[str, str]) -> list[s
         inputs: `provenance.inputs` of its config.json.
     """
     # indexes are in data/shards, data/contents below the root
-    folders = {name: workspace.shards if _is_index(name) else workspace.root for name in trained_on_inputs(inputs)}
+    folders = {
+        name: workspace.shards if name.startswith("index-") else workspace.root for name in trained_on_inputs(inputs)
+    }
     paths = {name: folder / name for name, folder in folders.items()}
     return [name for name, path in paths.items() if not path.exists() or hash_file(path) != inputs[name]]
 
@@ -86,17 +80,13 @@ def trained_on_inputs(inputs: Mapping[str, str]) -> list[str]:
 
     A streamed run has the indexes among them: the packing decides its order of samples.
     """
-    return [name for name in inputs if name.startswith(f"{CONTENTS}/") or _is_index(name)]
-
-
-def _is_index(name: str) -> bool:
-    return name.startswith("index-")
+    return [name for name in inputs if name.startswith((f"{CONTENTS}/", "index-"))]
 
 
 def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) -> None:
     """Write view, dataset, image and hashes of each sample in the index in `shards`, in order."""
-    texts = [(name, pa.string()) for name in ("view", "source", "image_id")]
-    schema = pa.schema([*texts, *((kind, pa.binary(32)) for kind in kinds)])
+    names = ("view", "source", "image_id")
+    schema = pa.schema([*((name, pa.string()) for name in names), *((kind, pa.binary(32)) for kind in kinds)])
     with pq.ParquetWriter(file, schema) as writer, open_parquet(shards / index_name(split)) as index:
         last: tuple[tuple[int, str], dict[Kind, bytes]] | None = None
         for batch in index.iter_batches(batch_size=BATCH):
@@ -108,7 +98,7 @@ def write_hashes(file: Path, shards: Path, split: str, kinds: Sequence[Kind]) ->
                 view = VIEWS[row["view"]]
                 values = [row["sample_id"], row["image_id"], *(row[column.name] for column in view.indexed)]
                 text = json.dumps(values, ensure_ascii=False).encode()
-                for name in ("view", "source", "image_id"):
+                for name in names:
                     columns[name].append(row[name])
                 for kind in kinds:
                     # The row's own values, then its image's: the hash changes with either.
@@ -129,7 +119,7 @@ def write_contents(
         hashes: split -> files of `write_hashes`, in the order of the shards.
         sources: every dataset, including those without samples.
         facts: per kind of model, what such a model must know.
-        parts: into how many parts the images of each dataset are divided; the hashes of a part are written as well.
+        parts: into how many parts the images of a dataset are divided; each part's hashes are written as well.
     """
     # kind, view, dataset -> split -> number of samples, and the hash of their concatenated hashes
     dataset_hashes: dict[tuple[Kind, str, str], dict[str, list[Any]]] = defaultdict(dict)
@@ -140,11 +130,11 @@ def write_contents(
             for kind in facts:
                 values = (table[name].to_pylist() for name in ("view", "source", "image_id", kind))
                 for view, source, image_id, sample_hash in zip(*values, strict=True):
-                    for name in (source, *(part_name(source, part_of(image_id, count), count) for count in parts)):
+                    for name in (source, *(part_of(source, image_id, count) for count in parts)):
                         counted = dataset_hashes[kind, view, name].setdefault(split, [0, hashlib.sha256()])
                         counted[0] += 1
                         counted[1].update(sample_hash)
-    part_names = [part_name(source, i, count) for source in sources for count in parts for i in range(1, count + 1)]
+    part_names = sorted({source for *_, source in dataset_hashes}.difference(sources))
     for kind, kind_facts in facts.items():
         write_json(directory / facts_file(kind), kind_facts)
         for name, columns in VIEWS.items():
@@ -159,9 +149,8 @@ def write_contents(
                 (evaluation_file(kind, name), tested),
             ):
                 write_json(directory / path, {source: summary for source, summary in summaries.items() if summary})
-            for part in part_names:
-                trained_on[part] = _summarize(dataset_hashes, kind, read, part, SPLITS[:2])
-            for source, summary in trained_on.items():
+            for source in (*sources, *part_names):
+                summary = _summarize(dataset_hashes, kind, read, source, SPLITS[:2])
                 write_json(directory / trained_on_file(kind, name, [source]), summary)
 
 

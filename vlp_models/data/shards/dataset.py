@@ -24,7 +24,7 @@ from vlp_models.common.limits import check_numbers
 from vlp_models.data.sample import Sample, SampleImage
 from vlp_models.data.shards import streaming
 from vlp_models.data.shards.archive import BLOCK, REGIONS, decode, padded, read_member
-from vlp_models.data.shards.contents import part_of, split_part
+from vlp_models.data.shards.contents import part_of
 from vlp_models.data.shards.index import PIECE, Index, read_index
 from vlp_models.data.shards.order import sample_numbers
 from vlp_models.data.shards.write import LOCATION_COLUMNS, index_name, shard_name
@@ -301,13 +301,13 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def check_sources(sources: Iterable[str], available: Sequence[str]) -> None:
-    """Check the names of datasets, and of parts of them.
+    """Check the names of datasets, and of parts of them (`part_of`).
 
     Raises:
         ParamsError: one is not in the shards.
     """
     for name in sources:
-        if split_part(name)[0] not in available:
+        if name.partition("/")[0] not in available:
             raise ParamsError(f"sources: no dataset `{name}` in the shards; available: {', '.join(available)}")
 
 
@@ -327,11 +327,11 @@ def _select(
     check_sources(sources, available)
     epoch_rows: list[NDArray[np.uint32]] = []  # per repeat of a dataset
     for name, repeats in sorted(sources.items(), key=lambda entry: (-entry[1], entry[0])):
-        dataset, part, parts = split_part(name)
+        dataset, _, part = name.partition("/")
         dataset_rows = index.where(pc.field("source") == dataset)
-        if parts > 1:
-            image_ids = index.values("image_id", dataset_rows)
-            dataset_rows = dataset_rows[[part_of(image_id, parts) == part for image_id in image_ids]]
+        if part:
+            parts, image_ids = int(part.rpartition("-")[2]), index.values("image_id", dataset_rows)
+            dataset_rows = dataset_rows[[part_of(dataset, image_id, parts) == name for image_id in image_ids]]
         if rows is not None:
             # `intersect1d` sorts, and both are sorted already: the order of rows stays.
             dataset_rows = np.intersect1d(dataset_rows, rows)

@@ -418,14 +418,13 @@ def finetune(c: Context) -> Stage:
         }
         for name, run in runs.items()
     }
-    parts = import_target(PARTS["checkpoints"])(c.params) if PARTS else {}
-    for name, checkpoints in parts.items():
-        entries[name] |= _padded("part", checkpoints, parts)
-    any_augmented = any(run.augment.captions for run in runs.values())  # else no run has to declare it
-    if any_augmented:
-        for name, run in runs.items():
-            captions = run.augment.captions
-            entries[name]["augment"] = f"data/augmented/{captions}" if captions else NOTHING
+    # checkpoints of parts, and generated captions
+    inputs = import_target(PARTS["checkpoints"])(c.params) if PARTS else {name: [] for name in runs}
+    for name, run in runs.items():
+        if run.augment.captions:
+            inputs[name].append(f"data/augmented/{run.augment.captions}")
+    for name in runs:
+        entries[name] |= _padded("input", inputs[name], inputs)
     return foreach(
         entries,
         cmd="vlp stage finetune ${key}",
@@ -433,8 +432,7 @@ def finetune(c: Context) -> Stage:
         deps=[
             "checkpoints/${item.start}",
             *c.training_inputs,
-            *_each_of("part", parts),
-            *(["${item.augment}"] if any_augmented else []),
+            *_each_of("input", inputs),
             code("stages", "finetune"),
             code("models", "${item.family}"),
             code("tasks", "${item.task}"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from vlp_models.common.plugins import import_target
@@ -14,13 +12,15 @@ from vlp_models.params import FinetuneParams, Params, to_plain
 from vlp_models.params.schema import suggestion
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vlp_models.pipeline.training_job import Training, TrainingJob
 
 
 def run(params: Params, workspace: Workspace, key: str = "") -> None:
     """Write checkpoints/finetune/KEY, its curve and its training report.
 
-    The architecture is that of the start, updated with `config`.
+    The architecture is that of the start, updated with `config`. With `parts`, the stage `part` has trained it.
 
     Raises:
         ParamsError: no such run, or an invalid value.
@@ -36,18 +36,13 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     if key not in params.finetune:
         raise ParamsError(f"params.yaml: no fine-tuning run `{key}`{suggestion(key, params.finetune)}")
     p = params.finetune[key]
+    if p.parts > 1:
+        import_target(PARTS["average"])(params, workspace, key)
+        return
     # generated captions are a file that the run depends on
     generated = None
     if p.augment.captions:
         generated = require_output(workspace.augmented(p.augment.captions), f"augment@{p.augment.captions}")
-    files = {"augment": generated} if generated else {}
-    # a run in parts was trained by the stage `part`: its weights are their average
-    parts: list[Path] = []
-    if p.parts > 1:
-        names = import_target(PARTS["checkpoints"])(params)[key]
-        parts = [require_output(workspace.root / name, f"part@{Path(name).name}") for name in names]
-        files |= {f"part-{number}": folder for number, folder in enumerate(parts, start=1)}
-        params = replace(params, finetune={**params.finetune, key: replace(p, max_epochs=0, max_steps=0)})
     options = read_options(task_class(p.task), p.options, where=f"finetune.{key}.options")
     job = TrainingJob(
         params,
@@ -55,27 +50,26 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
         f"finetune/{key}",
         view=task_class(p.task).training_view(options),
         settings={"finetune": {key: to_plain(p)}},
-        files=files,
+        files={"augment": generated} if generated else {},
         modules=[
             TASKS[p.task],
             *(ADAPTERS.values() if p.adapters else ()),
             *(AUGMENTED.values() if generated else ()),
-            *(PARTS.values() if parts else ()),
         ],
     )
-    job.run(partial(_build, generated=generated, parts=parts))
+    job.run(partial(build_training, generated=generated))
 
 
-def _build(job: TrainingJob, *, generated: Path | None, parts: list[Path]) -> Training:
+def build_training(job: TrainingJob, *, generated: Path | None = None) -> Training:
     """Return the task's model with the weights of its start, including the head if task and labels are the same."""
     from vlp_models.data.shards import augmented
     from vlp_models.models import build_model
-    from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_config, read_labels, read_weights
+    from vlp_models.models.checkpoint import load_checkpoint_weights, part_of, read_labels, read_weights
     from vlp_models.pipeline.prepared_data import load_start
     from vlp_models.pipeline.training_job import Training
     from vlp_models.tasks import task_class
     from vlp_models.tasks.base import check_texts_per_image, read_options
-    from vlp_models.training import ADAPTERS, PARTS
+    from vlp_models.training import ADAPTERS
 
     p, start, where = cast(FinetuneParams, job.section), job.start_info, job.name.replace("/", ".")
     task = task_class(p.task)
@@ -96,10 +90,8 @@ def _build(job: TrainingJob, *, generated: Path | None, parts: list[Path]) -> Tr
     task_model = task(model, job.data.tokenizer, info, labels=labels)
     # The head continues from a fine-tuning on the same task with the same labels; otherwise it is new.
     weights = read_weights(job.start)
-    if parts:
-        weights, start = import_target(PARTS["average"])(p, weights, parts), read_config(parts[0])
     load_start(model, start, part_of(weights, "model"), job.start)
-    if start.task == p.task and (not task.has_labels or read_labels(parts[0] if parts else job.start) == labels):
+    if start.task == p.task and (not task.has_labels or read_labels(job.start) == labels):
         load_checkpoint_weights(task_model.head, part_of(weights, "head"), job.start)
     if p.adapters:
         import_target(ADAPTERS["add"])(task_model, p.adapters, f"{where}.lora")
