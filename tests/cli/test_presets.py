@@ -52,6 +52,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "ingest": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
+    "forget-cheaply": ([], DEMO),
     "flickr8k": ([], FLICKR8K),
     "flickr8k-without": (["flickr8k"], FLICKR8K),
     "flickr8k-unified-vlp": (["flickr8k"], {*FLICKR8K, 25_389_498}),

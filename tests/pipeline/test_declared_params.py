@@ -39,6 +39,7 @@ ALLOWED = {
     **{("features", f"features.{key}.*"): "in the id of data/detector" for key in contrib_sections(FeaturesParams)},
     ("detector", "features.source"): "its value decides which sections dvc.yaml declares",
     ("shards", "models.*"): "data/plan/reads.json holds what the stage needs of it",
+    ("shards", "finetune.*.parts.of"): "data/plan/reads.json holds it",
     ("shards", "validate.m*"): "limits that every image of data/validated has passed",
     ("pretrain", "models.*"): IN_CHECKPOINT,
     ("training_stats", "models.*"): IN_CHECKPOINT,

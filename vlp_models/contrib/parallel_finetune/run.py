@@ -39,8 +39,8 @@ def finetune_in_parallel(params: Params, root: Path, environment: dict[str, str]
     starts = {
         name: entry.start
         for name, entry in params.finetune.items()
-        # Generated captions come from another fine-tuning.
-        if not entry.start.startswith("finetune/") and not entry.augment.captions
+        # Generated captions come from another fine-tuning, and parts from their own.
+        if not entry.start.startswith("finetune/") and not entry.augment.captions and entry.parts == 1
     }
     trainer = params.trainer
     on_cpu = trainer.accelerator in ("auto", "cpu") and not use_cuda(trainer.accelerator)

@@ -69,6 +69,7 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     with output_directory(workspace.plan) as directory:
         write_json(directory / "nothing.json", {})  # stands for an optional dependency (pipeline/dvc/graph.py)
         reads: dict[str, Any] = {kind: kind in read for kind in ("regions", "pixels", "texts")}
+        # Only if there are any, so that the shards of other projects stay valid.
         write_json(directory / "reads.json", reads | ({"parts": params.parts} if params.parts else {}))
         # A file per task, so that an option of one task makes only its own evaluations stale.
         for task in sorted({run.task for run in params.finetune.values()}):
@@ -166,9 +167,10 @@ def _hash_code(kind: str, name: str, module: str) -> dict[str, str]:
         ("stages", "validate"): FLAGS.values(),
         ("stages", "register"): [*SERVING_MODULES, *EXTRACTORS.values()],
         ("stages", "pretrain"): [*SHARED_OBJECTIVES.values(), *STRATEGIES.values(), *STREAMING.values()],
-        ("stages", "finetune"): [
-            v for table in (ADAPTERS, AUGMENTED, PARTS, STRATEGIES, STREAMING) for v in table.values()
-        ],
+        **dict.fromkeys(
+            (("stages", "finetune"), ("stages", "part")),
+            tuple(v for table in (ADAPTERS, AUGMENTED, PARTS, STRATEGIES, STREAMING) for v in table.values()),
+        ),
         ("stages", "report"): REPORT_SECTIONS.values(),
         ("stages", "features"): [*REGION_SOURCES.values(), *EXTRACTORS.values()],
         ("generators", "objects"): SCENE_FILES.values(),
