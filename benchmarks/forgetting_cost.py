@@ -10,7 +10,7 @@ Table and contrasts go to benchmarks/results/forgetting_cost.json; what is missi
 and are the same in all designs. A design is a pretraining and fine-tunings on captions, each of a seed:
 
 - undivided   pretraining for an epoch on all 500 scenes, then four epochs of fine-tuning on all: training as usual
-- public      four epochs of both on the public scenes; knows no other
+- public      four epochs of both on the public scenes; uses no other
 - joint N     public, then N epochs of fine-tuning on the 400
 - parts N     public, then four epochs on each of N parts of the 400, whose weights are averaged (`parts: N`)
 - scaled      parts 4, but twice as far from the start: `parts: {of: 4, scale: 2}`; of the same trained parts

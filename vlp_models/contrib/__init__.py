@@ -21,7 +21,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
         "stage_builders": {"augment": "vlp_models.contrib.augment.plan:augment"},
         "augmented": {"samples": "vlp_models.contrib.augment.samples:augment_samples"},
-        "params_checks": {"augment": "vlp_models.contrib.augment.check:check_augment"},
+        "params_checks": {"augment": "vlp_models.contrib.augment.params:check_augment"},
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
