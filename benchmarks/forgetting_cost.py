@@ -191,6 +191,8 @@ def read_costs(params: Params, workspace: Workspace) -> dict[str, Any]:
     costs: dict[str, dict[str, float]] = {}
     total = len(ShardDataset(workspace.shards, "train", "images", {"scenes": 1}))
     for design in DESIGNS:
+        if f"{design}-seed-1" not in rows:
+            continue
         cost = {"updates": 0.0, "one_image": 0.0, "one_percent": 0.0}
         for name, count in list_trainings(params, workspace, design).items():
             updates = rows[name.replace("/", "-")]["updates"]
@@ -242,7 +244,7 @@ def summarize(params: Params, workspace: Workspace) -> dict[str, Any]:
     }
     return {
         "images": {"withdrawable": PRIVATE, "public": PUBLIC, "test": TEST, "withdrawn": WITHDRAWN},
-        "costs": read_costs(params, workspace) if all(1 in found for found in seeds.values()) else "not run",
+        "costs": read_costs(params, workspace) if 1 in seeds["undivided"] else "not run",
         "CIDEr": means,
         "contrasts": test_contrasts(workspace, seeds),
         "rows": rows,
