@@ -31,7 +31,12 @@ import yaml
 
 MODEL = "vlp-captioning"
 PRIVATE, HUGE = 400, 300  # images of the judge's test set, and behind them in the pool those of a huge drop
-REJECTED = ("damaged", "empty")
+# Drops after which the flow fails, and words of the message about them
+REJECTED = {
+    "damaged": "pairs are bad",
+    "empty": "has no pairs",
+    "another language": "the vocabulary loses marks or words",
+}
 MOVES = ("promoted", "rolled back", "withdrawn", "accepted")
 RESAMPLES = 2000
 SERVE = """
@@ -165,12 +170,14 @@ class Judge:
             naming = [m for m in naming if states is None or m["state"] in states]
             if len(naming) != 1:
                 problems.append(f"{self.week['fault']}: {len(naming)} messages with {words}")
-        if self.week["drop"] == "damaged" and len([m for m in failed if f"week-{self.number:02}" in m["text"]]) != 1:
-            problems.append("the damaged drop is not named by exactly one message")
+        if phrase := REJECTED.get(self.week["drop"]):
+            naming = [message for message in failed if phrase in message["text"]]
+            if len(naming) != 1:
+                problems.append(f"{self.week['drop']}: {len(naming)} messages with `{phrase}`")
         rejected = self.project / "reports" / "ingest" / f"week-{self.number:02}.jsonl"
         drift = read_json(self.project / "reports" / "drift.json") or {}
         planned_drift = self.week["drop"] in ("drifted", "another language")
-        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in REJECTED:
+        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in ("damaged", "empty"):
             names = [m["name"] for m in drift.get("measures", []) if m.get("drifted")]
             problems.append(f"drift is {'not ' if planned_drift else ''}reported: {names}")
         if self.week["drop"] == "leaked" and '"leak"' not in rejected.read_text():

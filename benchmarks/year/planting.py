@@ -25,7 +25,7 @@ PRIVATE = 400  # images that no drop has: the judge's own test set
 LEAKS = 9  # test images in a drop with leaks: a third each as they are, encoded again, cropped
 CALM = "calm"
 DROPS = ("leaked", "swapped", "drifted", "empty", "damaged", "huge", "another language", "withdrawn again")
-REJECTED = ("damaged", "empty")
+REJECTED = ("damaged", "empty", "another language")  # the flow fails, and a person acts
 ACTS = ("forget", "better recipe", "worse recipe", "upgrade")
 FAULTS = (
     *("worker killed", "server killed", "database killed", "machine killed", "disk full", "bucket away"),
@@ -130,7 +130,8 @@ def make_drop(week: Week, pool: Pool, tested: Sequence[Path], withdrawn: Sequenc
     elif week.drop == "drifted":
         pairs = [Pair(enlarge(pair.image), LONG.format(pair.caption)) for pair in pairs]
     elif week.drop == "another language":
-        pairs = [Pair(pair.image, chance.choice(FRENCH).format(chance.randint(2, 9))) for pair in pairs]
+        texts = [chance.choice(FRENCH).format(chance.randint(2, 9)) for _ in pairs]
+        pairs = [Pair(pair.image, text, "rejected") for pair, text in zip(pairs, texts, strict=True)]
     elif week.drop == "damaged":
         broken = set(chance.sample(range(PAIRS), PAIRS // 3))
         cut = [p.image[: len(p.image) // 2] if i in broken else p.image for i, p in enumerate(pairs)]

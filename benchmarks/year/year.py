@@ -181,10 +181,16 @@ class Year:
         self.save(withdrawn=[*self.state.get("withdrawn", []), content.hex()])
 
     def move_rejected(self, week: Week) -> None:
-        """Move a drop that was rejected out of the inbox, as its message states."""
-        folder = self.stack.project / "data" / "inbox" / f"week-{week.number:02}"
-        if folder.exists() and week.drop in REJECTED:
-            shutil.move(folder, self.work / f"rejected-{folder.name}")
+        """Move a drop that was rejected out of the inbox, or remove its batch, as the docs on new data advise."""
+        name = f"week-{week.number:02}"
+        data = self.stack.project / "data"
+        if week.drop == "another language":
+            for manifest in (data / "accepted").glob("*/manifest.json"):
+                if json.loads(manifest.read_text())["submission"] == name:
+                    self.stack.run("dvc", "remove", f"data/accepted/{manifest.parent.name}.dvc")
+                    shutil.rmtree(manifest.parent)
+        elif week.drop in REJECTED and (data / "inbox" / name).exists():
+            shutil.move(data / "inbox" / name, self.work / f"rejected-{name}")
 
     def judge(self, week: Week) -> dict[str, Any]:
         """Run the judge in a process of its own, with nothing of the package on its path."""
