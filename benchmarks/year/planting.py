@@ -64,7 +64,8 @@ def plan(seed: int, weeks: int) -> list[Week]:
         free = list(range(2, weeks + 1))
         if names is FAULTS:  # a flow that ends with its drop is not there to be struck
             free = [week for week in free if columns[0].get(week) not in REJECTED]
-        once = chance.sample(names, len(names))
+        # In a month without room for all, drops that a fault can follow.
+        once = sorted(chance.sample(names, len(names)), key=lambda name: name in REJECTED)
         more = [name for name in names for _ in range(REPEATS.get(name, 1) - 1)]
         chance.shuffle(more)
         chosen = [*once, *more][: len(free)]
