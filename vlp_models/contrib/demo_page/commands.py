@@ -58,10 +58,10 @@ def demo(
         print(f"{task}: {reason}")
     # Uploaded images are deleted before SIGTERM ends it.
     with stopped_by_signals("vlp demo", announce=False), serving(page, host=host, port=port) as address:
-        print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
-        if host not in LOOPBACK:
-            print("anyone who can reach this address can use the page: it has no password", flush=True)
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):  # also one that is sent as soon as the address is printed
+            print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
+            if host not in LOOPBACK:
+                print("anyone who can reach this address can use the page: it has no password", flush=True)
             threading.Event().wait()
 
 
