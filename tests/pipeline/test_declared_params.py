@@ -31,9 +31,11 @@ ALLOWED = {
     ("*", "cluster.*"): "where a stage runs",
     ("*", "trainer.accelerator"): "GPU or CPU; trainings declare it",
     ("plan", "tracking.*"): "a check of params.yaml",
-    **{(stage, "tracking.*"): "where curves are logged" for stage in ("pretrain", "finetune")},
+    **{(stage, "tracking.*"): "where curves are logged" for stage in ("pretrain", "finetune", "part")},
     **{("*", f"trainer.{key}"): reason for key, reason in NO_EFFECT[TrainerParams].items()},
-    **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune")},
+    **{(stage, "evaluate.*"): "a check before the training" for stage in ("pretrain", "finetune", "part")},
+    **{(stage, "finetune.*.parts.of"): "finds the run that a part is of" for stage in ("finetune", "part")},
+    ("part", "finetune.*-part-*"): "the params of its run, which it declares, under the name of the part",
     ("evaluate", "evaluate.*"): "data/plan/evaluate holds what the task depends on, and nothing else reaches it",
     **{("features", f"features.{key}.*"): reason for key, reason in NO_EFFECT[FeaturesParams].items()},
     **{("features", f"features.{key}.*"): "in the id of data/detector" for key in contrib_sections(FeaturesParams)},
@@ -43,8 +45,8 @@ ALLOWED = {
     ("shards", "validate.m*"): "limits that every image of data/validated has passed",
     ("pretrain", "models.*"): IN_CHECKPOINT,
     ("training_stats", "models.*"): IN_CHECKPOINT,
-    ("finetune", "models.*"): IN_CHECKPOINT,
-    ("finetune", "pretrain.*"): IN_CHECKPOINT,
+    **{(stage, "models.*"): IN_CHECKPOINT for stage in ("finetune", "part")},
+    **{(stage, "pretrain.*"): IN_CHECKPOINT for stage in ("finetune", "part")},
     ("evaluate", "pretrain.*"): IN_CHECKPOINT,
     ("register", "finetune.*"): IN_CHECKPOINT,
     ("register", "pretrain.*"): IN_CHECKPOINT,
@@ -112,7 +114,7 @@ class Recorder:
 
     def _record(self, owner: Any, name: str) -> None:
         caller = sys._getframe(2)
-        if caller.f_globals["__name__"] == "dataclasses":  # `replace` copies every field
+        if caller.f_globals["__name__"] in ("dataclasses", __name__):  # `replace` copies every field, `_add` lists them
             return
         while caller.f_back and caller.f_globals["__name__"] == "vlp_models.params.schema":  # `to_plain`
             caller = caller.f_back
@@ -134,7 +136,8 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Reads
     folder = tmp_path_factory.mktemp("project")
     file = folder / "params.yaml"
     shutil.copy(ROOT / "params.yaml", file)
-    apply_overlay(file, ROOT / "vlp_models" / "presets" / "tiny.yaml", ["augment.tden.start=finetune/tden-captioning"])
+    settings = ["augment.tden.start=finetune/tden-captioning", "finetune.tden-vqa.parts=2"]
+    apply_overlay(file, ROOT / "vlp_models" / "presets" / "tiny.yaml", settings)
     # With every key written out: dvc.yaml declares only keys that the file holds.
     file.write_text(yaml.safe_dump(to_plain(load_params(file)), sort_keys=False))
     found: dict[str, dict[str, Reads]] = {}
@@ -144,8 +147,10 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Reads
         text = planned(load_params(), workspace)
         (folder / "dvc.yaml").write_text(text)
         stages = yaml.safe_load(text)["stages"]
-        for stage, entry in stages.items():
-            for key in entry.get("foreach", [""]):
+        names = [name for name in stages if name != "part"]
+        names.insert(names.index("finetune"), "part")  # a fine-tuning averages its parts
+        for stage in names:
+            for key in stages[stage].get("foreach", [""]):
                 params = load_params()
                 run = import_target(STAGES[stage])
                 with pytest.MonkeyPatch.context() as recording:

@@ -81,10 +81,13 @@ def audit(
         from vlp_models.pipeline.guard import stopped_by_signals
 
         # Ctrl-C is the usual end, with exit code 0; SIGTERM closes the page as well, with 143.
-        with stopped_by_signals("vlp audit", announce=False), serving(workspace, host=host, port=port) as address:
-            with suppress(KeyboardInterrupt):  # also one that is sent as soon as the address is printed
-                print(f"the page is at {address}\npress Ctrl-C to stop", flush=True)
-                threading.Event().wait()
+        with (
+            stopped_by_signals("vlp audit", announce=False),
+            serving(workspace, host=host, port=port) as address,
+            suppress(KeyboardInterrupt),  # also one that is sent as soon as the address is printed
+        ):
+            print(f"the page is at {address}\npress Ctrl-C to stop", flush=True)
+            threading.Event().wait()
 
 
 COMMANDS = {"New data": {"audit": audit}}

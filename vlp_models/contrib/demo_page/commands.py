@@ -57,12 +57,15 @@ def demo(
     for task, reason in page.missing.items():
         print(f"{task}: {reason}")
     # Uploaded images are deleted before SIGTERM ends it.
-    with stopped_by_signals("vlp demo", announce=False), serving(page, host=host, port=port) as address:
-        with suppress(KeyboardInterrupt):  # also one that is sent as soon as the address is printed
-            print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
-            if host not in LOOPBACK:
-                print("anyone who can reach this address can use the page: it has no password", flush=True)
-            threading.Event().wait()
+    with (
+        stopped_by_signals("vlp demo", announce=False),
+        serving(page, host=host, port=port) as address,
+        suppress(KeyboardInterrupt),  # also one that is sent as soon as the address is printed
+    ):
+        print(f"the demo is at {address}; press Ctrl-C to stop", flush=True)
+        if host not in LOOPBACK:
+            print("anyone who can reach this address can use the page: it has no password", flush=True)
+        threading.Event().wait()
 
 
 def make_page(

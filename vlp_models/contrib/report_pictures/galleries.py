@@ -124,7 +124,8 @@ def read_galleries(context: ReportContext) -> list[Examples]:
     # The split of the promotion test first, then test before val before train.
     splits = sorted(params.evaluate.splits, key=lambda split: (split != params.promotion.split, -SPLITS.index(split)))
     result: list[Examples] = []
-    for task in TASKS:
+    used = {run.task for run in params.finetune.values()}
+    for task in (name for name in TASKS if name in used):
         best_runs: dict[str, str] = {}
         for run in _best_first(context, task):
             best_runs.setdefault(params.model_of(run), run)

@@ -37,8 +37,11 @@ def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
     """Return the params that a stage declares, such as `pretrain.tden`."""
     entry = stages.get(stage, {})
     names = entry.get("do", entry).get("params", [])  # `do`: of a `foreach` stage
-    # DVC fills `${key}` with the entry of a `foreach` stage.
-    return [name.replace("${key}", key) for name in names]
+    # DVC fills `${key}` and `${item.NAME}` with the entry of a `foreach` stage.
+    entries = entry.get("foreach", {})
+    item = entries.get(key) if isinstance(entries, dict) else None
+    values = {"key": key} | {f"item.{name}": value for name, value in (item or {}).items()}
+    return [re.sub(r"\$\{([\w.]+)\}", lambda match: str(values.get(match[1], match[0])), name) for name in names]
 
 
 def read_pipeline(root: Path) -> dict[str, Stage]:
