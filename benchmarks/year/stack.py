@@ -148,7 +148,7 @@ class Stack:
         if not image.exists():
             with image.open("wb") as file:
                 file.truncate(DISK_MB << 20)
-            subprocess.run(["mkfs.ext4", "-q", image], check=True)
+            subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
         subprocess.run(["mount", "-o", "loop", image, self.disk], check=True)
 
     @property

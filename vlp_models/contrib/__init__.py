@@ -121,7 +121,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "kubeflow": "vlp_models.contrib.launchers.kubeflow:start",
         },
     },
-    "lineage": {},
+    "lineage": {"card_facts": {"champion": "vlp_models.contrib.lineage.since:card_fact"}},
     "lmms_eval": {},
     "lora": {
         "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},

@@ -218,4 +218,4 @@ def _detail(root: Path, part: Part, lines: list[str], start: float) -> str:
             outcome = f" ({decision['outcome']})" if decision.get("outcome") else ""
             action = f"{decision['action']}{outcome}: version {decision['version']}"
             return "; ".join([action, *decision["reasons"]])[:MAX_DETAIL]
-    return lines[-1][:MAX_DETAIL] if lines else ""
+    return lines[-1].removeprefix(f"{part.name}: ")[:MAX_DETAIL] if lines else ""

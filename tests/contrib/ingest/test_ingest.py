@@ -366,7 +366,9 @@ def test_the_last_line_names_what_trains_on_new_pairs(tmp_path: Path, capsys: py
         file.write_text(yaml.safe_dump(raw))
         simple_submission(workspace, f"s{number}", range(number * 2, number * 2 + 2))
         ingest.run(params_of(workspace), workspace)
-        assert capsys.readouterr().out.splitlines()[-1].strip() == expected
+        batches = f"{number + 1} batch{'es' * (number > 0)}"
+        line = f"ingest: 2 new pairs; data/accepted has {batches}; {expected}"
+        assert capsys.readouterr().out.splitlines()[-1] == line  # a flow reports the last line
 
 
 @pytest.mark.parametrize("new_file", [False, True], ids=["overwritten", "replaced"])

@@ -354,8 +354,7 @@ def _finish(report: dict[str, Any], workspace: Workspace, params: Params, check:
         print(f"ingest --check: {states['ready']} ready, {states['unfinished']} unfinished; nothing was changed")
     elif report["new"]:
         batches = f"{report['batches']} batch{'es' * (report['batches'] != 1)}"
-        print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {batches}")
-        print(f"        {_next_step(params)}")
+        print(f"ingest: {report['new']:,} new pairs; {report['dataset']} has {batches}; {_next_step(params)}")
     else:
         print("ingest: nothing new")
     return report
