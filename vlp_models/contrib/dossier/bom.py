@@ -5,7 +5,9 @@ As JSON by hand: the library of CycloneDX has no model cards. Its validator chec
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from vlp_models.contrib.dossier.facts import Facts
@@ -17,15 +19,18 @@ TAGS = ("run", "seed", "variant_hash", "content", "weights", "lineage", "git_com
 
 def write_bom(facts: Facts) -> dict[str, Any]:
     """Return the bill of materials; equal facts give equal bytes."""
-    return {
+    bom = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{facts.title} {facts.content}')}",
         "version": 1,
-        "metadata": {"timestamp": facts.made, "component": _model(facts)},
+        "metadata": {"component": _model(facts)},
         "components": [*_files(facts), *_datasets(facts), *_weights(facts), *_packages(facts)],
+        "compositions": [{"aggregate": "incomplete"}],  # installed packages are in requirements.lock alone
     }
+    # Another bill has another number.
+    number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(bom, sort_keys=True))
+    return {**bom, "serialNumber": f"urn:uuid:{number}"}
 
 
 def _model(facts: Facts) -> dict[str, Any]:
@@ -34,18 +39,20 @@ def _model(facts: Facts) -> dict[str, Any]:
         "bom-ref": "model",
         "name": facts.name,
         "version": str(facts.version),
-        "properties": [{"name": f"vlp:{name}", "value": facts.tags[name]} for name in TAGS if facts.tags.get(name)],
+        "properties": _properties({"registered": facts.registered, **{name: facts.tags.get(name) for name in TAGS}}),
         "modelCard": {
             "modelParameters": {
-                "approach": {"type": "supervised"},
                 "task": facts.lineage["task"],
-                "architectureFamily": facts.lineage["family"],
-                "modelArchitecture": facts.lineage["variant"],
+                "modelArchitecture": facts.lineage["family"],
                 "datasets": [{"ref": f"data:{name}"} for name in facts.lineage["params"]["data"]],
             },
             "quantitativeAnalysis": {"performanceMetrics": [*_metrics(facts)]},
         },
     }
+
+
+def _properties(values: Mapping[str, str | None]) -> list[dict[str, str]]:
+    return [{"name": f"vlp:{name}", "value": value} for name, value in values.items() if value]
 
 
 def _metrics(facts: Facts) -> list[dict[str, Any]]:
@@ -64,7 +71,7 @@ def _metrics(facts: Facts) -> list[dict[str, Any]]:
 def _files(facts: Facts) -> list[dict[str, Any]]:
     return [
         {"type": "file", "bom-ref": f"file:{name}", "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
-        for name, digest in facts.files.items()
+        for name, digest in {**facts.files, **facts.code}.items()
     ]
 
 
@@ -72,11 +79,13 @@ def _datasets(facts: Facts) -> list[dict[str, Any]]:
     hashes = facts.lineage.get("dvc", {})
     components = []
     for name, source in facts.lineage["params"]["data"].items():
-        described = {"type": "dataset", "name": name, "classification": "not recorded"}
+        described = {"type": "dataset", "name": name}
         component = {"type": "data", "bom-ref": f"data:{name}", "name": name, "data": [described]}
-        # A folder's hash in DVC's cache ends with `.dir`; its 32 digits are an MD5.
-        md5 = str(hashes.get(f"data/interim/{name}") or hashes.get(source.get("root", "")) or "").removesuffix(".dir")
-        components.append(component | ({"hashes": [{"alg": "MD5", "content": md5}]} if len(md5) == 32 else {}))
+        # As DVC identifies a folder: the MD5 of its list of files, which is the hash of no file.
+        folders = {path: hashes.get(path) for path in (source.get("root", ""), f"data/interim/{name}")}
+        if properties := _properties({f"dvc:{path}": md5 for path, md5 in folders.items()}):
+            component["properties"] = properties
+        components.append(component)
     return components
 
 

@@ -45,7 +45,8 @@ def write_dossier(
         key: an Ed25519 private key that signs the provenance; None: it is not signed.
 
     Raises:
-        DataError: the folder has something else, a record is missing or damaged, or the key cannot sign.
+        DataError: the folder has something else, a record is missing or damaged, dossier.yaml has an unknown item, or
+            the key cannot sign.
     """
     if folder.exists() and not (folder / INDEX).exists():
         raise DataError(f"{folder}: exists, and is no dossier; name another folder with --out")
@@ -100,6 +101,8 @@ def check_dossier(
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
+    if not (folder / INDEX).exists():
+        raise DataError(f"{folder}: not a dossier, since it has no {INDEX}; `vlp dossier TASK` writes one")
     try:
         index = read_json(folder / INDEX)
         if index["format"] != FORMAT or not isinstance(index["ledger_lines"], int):
@@ -124,6 +127,8 @@ def _compare(folder: Path, name: str, content: bytes) -> Compared:
 
 
 def _check_signature(folder: Path, public_key: Path) -> Compared:
+    if not (folder / ENVELOPE).exists():
+        return Compared(file=ENVELOPE, differs="missing: the dossier was written without --key")
     try:
         statement = open_envelope(json.loads((folder / ENVELOPE).read_text(encoding="utf-8")), public_key)
         is_same = statement == (folder / STATEMENT).read_bytes()

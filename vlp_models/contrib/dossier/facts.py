@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlp_models.common.io import hash_file
 from vlp_models.errors import DataError
 from vlp_models.params import Params
-from vlp_models.params.load import read_yaml
+from vlp_models.params.load import read_plain, read_yaml_text
 from vlp_models.registry.evaluations import read_lineage, read_scores
 from vlp_models.registry.promotion.ledger import Ledger
 from vlp_models.registry.versions import download_bundle
-from vlp_models.serving.bundle import read_content
+from vlp_models.serving.bundle import CODE, code_file, read_content
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+PRUNED = "pruned"  # tag of a version whose files were deleted (contrib/retention)
 ANSWERS = "dossier.yaml"  # in the project: what no record has, by the number of the item, in the provider's words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """
-    files: of the bundle and the code that serves it -> sha256. made: when the version was registered, in UTC.
+    files: of the bundle -> sha256. code: the version's copy of the code that predicts, file -> sha256.
+    registered: when, in UTC.
     decisions: the ledger's lines about the model. answers: the provider's, by the number of the item.
     """
 
     name: str
     version: int
     content: str
-    made: str
+    registered: str
     files: Mapping[str, str]
+    code: Mapping[str, str]
     tags: Mapping[str, str]
     lineage: Mapping[str, Any]
     scores: list[dict[str, Any]]
-    decisions: list[dict[str, Any]]
+    decisions: list[Mapping[str, Any]]
     answers: Mapping[str, str]
 
     @property
@@ -58,22 +62,40 @@ def gather(client: MlflowClient, params: Params, root: Path, version: ModelVersi
     lineage = read_lineage(client, version)
     if lineage is None:
         raise DataError(f"{version.name} version {version.version}: no lineage is kept with it, so there is no dossier")
-    content = read_content(download_bundle(version))
+    if PRUNED in version.tags:
+        raise DataError(f"{version.name} version {version.version}: `vlp prune` has deleted its files, so no dossier")
+    bundle = download_bundle(version)
+    content = read_content(bundle)
     entries = Ledger(root / params.promotion.ledger).entries()[:lines]
-    made = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
+    registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
     return Facts(
         name=version.name,
         version=int(version.version),
         content=version.tags.get("content", ""),
-        made=made.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        # An entry point such as `vlp_models.tasks.vqa:VQA` has no hash.
-        files={name: digest for name, digest in sorted({**content["files"], **content["code"]}.items()) if digest},
+        registered=registered.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        files=dict(sorted(content["files"].items())),
+        code=_hash_code(bundle.parents[1] / CODE, content["code"]),
         tags=version.tags,
         lineage=lineage,
         scores=read_scores(client, version),
-        decisions=[entry for entry in entries if entry.get("model") == version.name],
+        decisions=select_decisions(entries, version.name),
         answers=_read_answers(root / ANSWERS),
     )
+
+
+def select_decisions(entries: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return the ledger's lines about a model; a line about forgotten images names the models by their versions."""
+    return [entry for entry in entries if entry.get("model") == name or name in (entry.get("versions") or ())]
+
+
+def _hash_code(root: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return file -> sha256 of a version's copy of its code.
+
+    The hashes in content.json leave out comments and docstrings, so nobody could compare them with a file.
+    """
+    # An entry point such as `vlp_models.tasks.vqa:VQA` is no file.
+    files = [file for name in names if (file := code_file(root, name)).is_file()]
+    return {file.relative_to(root.parent).as_posix(): hash_file(file) for file in sorted(files)}
 
 
 def _read_answers(file: Path) -> dict[str, str]:
@@ -83,7 +105,7 @@ def _read_answers(file: Path) -> dict[str, str]:
     """
     if not file.exists():
         return {}
-    answers = read_yaml(str(file)) or {}
+    answers = read_plain(read_yaml_text(file), file) or {}
     if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
         raise DataError(f"{file}: write one text for each item, such as `1a: Captions for the archive of ...`")
     return {str(number): text.strip() for number, text in answers.items()}

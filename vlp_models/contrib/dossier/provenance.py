@@ -17,17 +17,24 @@ from vlp_models.errors import DataError
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 BUILD_TYPE = "urn:vlp-flows:dvc-repro:1"  # `dvc repro TARGET` in a project with these params
 BUILDER = "urn:vlp-flows:project"
+# Sections of params.yaml that no trained file depends on; they name servers, accounts and folders.
+OPERATIONS = ("cluster", "drift", "flow", "ingest", "launchers", "retention", "tracking")
 
 
 def write_statement(facts: Facts) -> dict[str, Any]:
     """Return the statement about the version's files."""
     lineage = facts.lineage
-    dependencies = [{"uri": f"dvc:{path}", "digest": _digest(text)} for path, text in sorted(lineage["dvc"].items())]
+    # dvc.lock has all outputs of the project: reports, and checkpoints of other runs, were not needed.
+    parents = {parent.get("path") for parent in lineage["parents"]}
+    needed = [path for path in sorted(lineage["dvc"]) if path.startswith("data/") or path in parents]
+    dependencies = [{"uri": f"dvc:{path}", "digest": _digest(lineage["dvc"][path])} for path in needed]
     dependencies += [{"uri": f"file:{name}", "digest": {"sha256": text}} for name, text in lineage["locks"].items()]
     commit, changed, _ = lineage["git_commit"].partition("+")
     if commit != "unknown":
         # A working tree with changes is not the commit alone; the changes are not recorded.
         dependencies.append({"uri": f"git:{commit}{changed and '+changes'}", "digest": {"gitCommit": commit}})
+    params = {name: section for name, section in lineage["params"].items() if name not in OPERATIONS}
+    run = facts.tags.get("trained_in")
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in facts.files.items()],
@@ -35,14 +42,10 @@ def write_statement(facts: Facts) -> dict[str, Any]:
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"target": lineage["target"], "params": lineage["params"]},
-                "internalParameters": {},
+                "externalParameters": {"target": lineage["target"], "params": params},
                 "resolvedDependencies": [entry for entry in dependencies if entry["digest"]],
             },
-            "runDetails": {
-                "builder": {"id": BUILDER},
-                "metadata": {"invocationId": facts.tags.get("trained_in", ""), "finishedOn": facts.made},
-            },
+            "runDetails": {"builder": {"id": BUILDER}, **({"metadata": {"invocationId": run}} if run else {})},
         },
     }
 
