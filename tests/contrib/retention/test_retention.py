@@ -194,6 +194,17 @@ def test_data_of_old_commits_goes_unless_a_version_that_keeps_its_files_needs_it
     assert readable("pull") == [2, 4, 5]
 
 
+def test_a_remote_to_delete_from_must_exist_also_for_a_dry_run(root: Path) -> None:
+    register(root, 2)
+    run(root, "git", "init", "-q")
+    run(root, *DVC, "init", "-q")
+    with pytest.raises(DataError, match=r"retention\.remote: true, but DVC has no default remote; `dvc remote add"):
+        pruned(root, dry=True, versions=1, commits=1, remote=True)
+    with pytest.raises(DataError, match=r"set retention\.remote: false"):
+        pruned(root, versions=1, commits=1, remote=True)
+    assert with_files(root) == [1, 2], "nothing is deleted before"
+
+
 def test_what_a_version_needs_must_be_known(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(root, "git", "init", "-q")
     run(root, *DVC, "init", "-q")

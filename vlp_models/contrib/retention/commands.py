@@ -8,7 +8,7 @@ import typer
 
 
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go, and what it frees.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go, and the bytes.")] = False,
 ) -> None:
     """Delete what the section `retention` of params.yaml does not keep: old versions' files, old data, old submissions.
 

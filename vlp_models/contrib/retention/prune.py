@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlp_models.common.workspace import Workspace, run_git
+from vlp_models.common.workspace import Workspace, dvc_setting, run_git
 from vlp_models.contrib.retention.data import collect_garbage, read_commits, read_lock, require_whole, write_project
 from vlp_models.contrib.retention.params import RetentionParams
 from vlp_models.contrib.retention.versions import PRUNED, Versions, delete_files, measure_files, sort_versions
@@ -50,9 +50,12 @@ def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned
 
     Raises:
         TrackingError: MLflow does not answer. DataError: the ledger was changed, it is not known what a version needs,
-            or DVC failed.
+            DVC failed, or it has no remote to delete from.
     """
     retention, root = params.section(RetentionParams), workspace.root
+    if retention.commits and retention.remote and not dvc_setting(root, "config", "core.remote"):
+        way_out = "`dvc remote add --default NAME URL`, or set retention.remote: false"
+        raise DataError(f"retention.remote: true, but DVC has no default remote; {way_out}")
     versions, locks = Versions([], []), []
     if params.tracking.uri and database_exists(tracking_uri(params.tracking, root)):
         with mlflow_errors(params):
