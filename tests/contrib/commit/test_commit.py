@@ -85,6 +85,19 @@ def test_only_the_files_of_a_run_are_committed_with_its_decisions_in_the_message
     assert commit_run(defaults(project), project) == "nothing to commit"
 
 
+def test_the_subject_of_a_message_is_not_cut_off_in_a_list_and_names_what_changed(project: Path) -> None:
+    (project / "promotions" / "ledger.jsonl").write_text("")
+    write_lock(project, **{f"finetune_of_a_run_{number}": "1" for number in range(9)})
+    commit_run(defaults(project), project)
+    subject, _, body = git(project, "log", "-1", "--format=%B").partition("\n")
+    assert subject == "vlp: stages: " + ", ".join(f"finetune_of_a_run_{number}" for number in range(3)) + " and 6 more"
+    assert "finetune_of_a_run_8" in body
+    with (project / "params.yaml").open("a") as file:
+        file.write("# a comment\n")
+    commit_run(defaults(project), project)
+    assert git(project, "log", "-1", "--format=%s") == "vlp: params.yaml"
+
+
 def test_a_service_without_an_identity_commits_under_the_project_s_name(project: Path, tmp_path: Path) -> None:
     (tmp_path / "gitconfig").unlink()
     commit_run(defaults(project), project)
@@ -114,8 +127,8 @@ def test_an_unfinished_merge_a_conflict_and_a_secret_are_refused(project: Path) 
     text = (project / "params.yaml").read_text()
     hook = "webhook: https://hooks.example.org/T0/abc"
     (project / "presets").mkdir()
-    (project / "presets" / "own.yaml").write_text(f"flow: {{{hook}}}\n")
-    with pytest.raises(DataError, match=r"own\.yaml: has a secret"):
+    (project / "presets" / "own.yaml").write_text(f"trainer: {{devices: 1}}\nflow: {{{hook}}}\n")
+    with pytest.raises(DataError, match=r"own\.yaml:2: a secret"):
         commit_run(params, project)
     (project / "presets" / "own.yaml").unlink()
     (project / "params.yaml").write_text(text.replace('webhook: ""', hook))

@@ -58,7 +58,9 @@ def commit_run(params: Params, root: Path) -> str:
     for file in [root / "params.yaml", *root.glob("presets/*.yaml")]:
         text = file.read_text(encoding="utf-8")
         if redact_yaml(text) != text:
-            raise DataError(f"{file}: has a secret, which must not be committed; write env:NAME in its place")
+            pairs = zip(text.splitlines(), redact_yaml(text).splitlines(), strict=False)
+            number = next(number for number, (line, clean) in enumerate(pairs, start=1) if line != clean)
+            raise DataError(f"{file}:{number}: a secret, which must not be committed; write env:NAME in its place")
     if run_git(root, "symbolic-ref", "--quiet", "HEAD") is None:
         branch = f"{SIDE_BRANCHES}/{_read(root, 'rev-parse', '--short', 'HEAD')}"
         if run_git(root, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}") is not None:
@@ -141,9 +143,11 @@ def _message(params: Params, root: Path, changed: list[str]) -> str:
     decisions = [f"{entry['action']} {entry.get('task', '')} {_version(entry)}".rstrip() for entry in entries]
     batches = [Path(file).stem for file in changed if file.startswith("data/accepted/") and file.endswith(".dvc")]
     lines = [f"new data: {shorten_list(batches)}"] if batches else []
+    summaries = list(lines)
     if stages := _changed_stages(root):
         lines.append(f"stages: {shorten_list(stages)}")
-    subject = "; ".join(decisions) or (lines[0] if lines else "data and results of a run")
+        summaries.append(f"stages: {shorten_list(stages, 3)}")
+    subject = "; ".join(decisions) or (summaries[0] if summaries else shorten_list(changed, 3))
     return "\n".join([f"vlp: {subject}"[:100], "", *decisions, *lines])
 
 
