@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,15 @@ def send(root: Path, bad: bool = True, message: str = "disk full", link: str = "
     return lines
 
 
-def decide(root: Path, action: str, outcome: str, **numbers: float) -> None:
+def decide(
+    root: Path, action: str, outcome: str, reasons: Sequence[str] = ("gain 0.2 (-0.4 to 0.8)",), **numbers: float
+) -> None:
     """Append a decision to the ledger."""
     decision = {"action": action, "outcome": outcome, "task": "vqa", "version": 4, "champion": 3, "numbers": numbers}
     ledger = Ledger(root / "promotions" / "ledger.jsonl")
     with ledger.locked():
         entry = {"action": action, "task": "vqa", "model": "vlp-vqa", "version": 4, "content": "c", "from_content": "f"}
-        ledger.append({**entry, "decision": {**decision, "reasons": ["gain 0.2 (-0.4 to 0.8)"]}})
+        ledger.append({**entry, "decision": {**decision, "reasons": list(reasons)}})
 
 
 def test_message_is_json_and_a_name_in_it_is_no_markup_in_slack(root: Path, listener: Listener) -> None:
@@ -90,6 +92,7 @@ def test_decisions_are_sent_once_and_wait_for_a_webhook_that_is_away(root: Path,
     assert received[0]["text"] == (
         "vqa: refused: version 4 (inconclusive); champion: version 3. gain 0.2 (-0.4 to 0.8)"
     )
+    assert received[0]["text"] in listener.bodies[1]["text"].splitlines(), "the event is named once"
     assert received[0]["see"] == "vlp history vqa"
     assert listener.bodies[1]["subject"] == "retrain: Failed; vqa inconclusive; vqa refused"
     send(root, webhook=listener.url)
@@ -98,6 +101,15 @@ def test_decisions_are_sent_once_and_wait_for_a_webhook_that_is_away(root: Path,
     decide(root, "promoted", "promote")
     send(root, bad=False, webhook=listener.url, notify="failures")
     assert len(listener.bodies) == 3, "with `failures`, neither a completed run nor a promotion is sent"
+
+
+def test_a_promotion_without_reasons_and_a_run_named_after_its_flow_read_well(root: Path, listener: Listener) -> None:
+    decide(root, "promoted", "promote", reasons=[])
+    set_flow(root, webhook=listener.url)
+    notify(root, print, flow="retrain", run="retrain 2026-11-30", state="Completed", message="ran report", bad=False)
+    first, promoted = listener.bodies[0]["text"].splitlines()
+    assert first == "retrain 2026-11-30: Completed. ran report"
+    assert promoted == listener.bodies[0]["events"][0]["text"] == "vqa: promoted: version 4"
 
 
 def test_a_forgotten_image_is_an_event_with_what_was_trained_on_it(root: Path, listener: Listener) -> None:

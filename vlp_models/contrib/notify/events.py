@@ -109,7 +109,8 @@ def _decision(params: Params, entry: Mapping[str, Any]) -> Event:
     task, model = entry.get("task", ""), entry.get("model", "")
     event = decision_word({**decision, "action": entry["action"]})
     reasons = "; ".join(decision.get("reasons") or [])
-    text = f"{task}: {describe_decision(decision)}. {reasons}" if decision else f"{model}: {entry['action']}"
+    text = f"{task}: {describe_decision(decision)}" if decision else f"{model}: {entry['action']}"
+    text += f". {reasons}" if reasons else ""
     see = f"vlp history {task}"
     if params.tracking.uri.startswith("http") and entry.get("version"):
         see = f"{params.tracking.uri.rstrip('/')}/#/models/{model}/versions/{entry['version']}"

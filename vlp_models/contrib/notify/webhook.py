@@ -66,7 +66,8 @@ def notify(
         return
     # The end of a message has the error; the beginning is the output before it.
     message = redact(message)[-MAX_LENGTH:]
-    lines = [f"{flow} {run}: {state}. {message}", *(f"{event['event']}: {event['text']}" for event in new_events)]
+    title = run if run.startswith(flow) else f"{flow} {run}"
+    lines = [f"{title}: {state}. {message}", *(event["text"] for event in new_events)]
     text = html.escape("\n".join([*lines, link] if link else lines), quote=False)
     subject = "; ".join([f"{flow}: {state}", *(event["subject"] for event in new_events)])
     body = {"text": text, "subject": subject, "flow": flow, "run": run, "state": state, "message": message}
