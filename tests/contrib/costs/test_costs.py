@@ -140,6 +140,7 @@ def test_a_card_has_the_cost_of_its_chain_and_the_history_of_the_time_between_de
     times = ("2026-11-02T00:00:02+00:00", "2026-11-02T00:00:03+00:00", "2026-11-02T00:00:03+00:00")
     notes = history_notes(tmp_path, [{"seq": seq, "time": text} for seq, text in enumerate(times, 1)])
     assert [note[:24] for note in notes] == ["line 1: 4.00 CPU hours, ", "line 2: 2.00 CPU hours, "]
+    assert notes[0].endswith(" until then") and notes[1].endswith(" since the task's line before")
 
 
 def test_the_report_has_a_table_by_stage_and_one_by_week(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def history_notes(root: Path, entries: Sequence[Mapping[str, Any]]) -> list[str]
     for entry in entries:
         until = datetime.fromisoformat(entry["time"]).timestamp()
         if total := add_up([cost for cost in costs if since <= cost.started < until]):
-            notes.append(f"line {entry['seq']}: {describe(total)} since the task's line before")
+            period = "since the task's line before" if since else "until then"
+            notes.append(f"line {entry['seq']}: {describe(total)} {period}")
         since = until
     return notes
