@@ -117,6 +117,7 @@ PARTS: dict[str, list[Part]] = {
     "comparing": [
         Part(replace={"vlp compare old=old.csv new=new.csv": "vlp compare old={made}/old.csv new={made}/new.csv"})
     ],
+    "bisect": [Part(before={"vlp bisect vqa/1": SEED_2})],
     "replay": [Part()],
     "datasets": [Part(), Part("vlp use daquar", fresh=True, long=True, photographs=True)],
     "demo-page": [

@@ -23,6 +23,10 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "augmented": {"samples": "vlp_models.contrib.augment.samples:augment_samples"},
         "params_checks": {"augment": "vlp_models.contrib.augment.params:check_augment"},
     },
+    "bisect": {
+        "differences": {"since": "vlp_models.contrib.bisect.since:print_differences"},
+        "card_facts": {"champion": "vlp_models.contrib.bisect.card:card_fact"},
+    },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},
     "commit": {"last_parts": {"commit": "vlp_models.contrib.commit.flow:commit_parts"}},
@@ -121,7 +125,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "kubeflow": "vlp_models.contrib.launchers.kubeflow:start",
         },
     },
-    "lineage": {"card_facts": {"champion": "vlp_models.contrib.lineage.since:card_fact"}},
+    "lineage": {},
     "lmms_eval": {},
     "lora": {
         "params": {"finetune.NAME.lora": "vlp_models.contrib.lora.params:LoraParams"},

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from vlp_models.contrib.lineage.differences import Difference, Origin, find_differences, format_differences
+from vlp_models.contrib.bisect.differences import Difference, Origin, find_differences, format_differences
 from vlp_models.errors import DataError
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from toy_registry import TRACKING, ToyRegistry, answers
 
-from vlp_models.contrib.lineage.differences import Difference
-from vlp_models.contrib.lineage.since import card_fact, summarize
+from vlp_models.contrib.bisect.card import card_fact, summarize
+from vlp_models.contrib.bisect.differences import Difference
 from vlp_models.params import Params, load_params
 from vlp_models.registry.client import model_name
 from vlp_models.registry.evaluations import get_run_id, log_lineage

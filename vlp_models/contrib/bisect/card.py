@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from vlp_models.common.packages import recorded_packages
-from vlp_models.contrib.lineage.differences import Difference, Origin, find_cached, find_differences, read_origin
+from vlp_models.contrib.bisect.differences import Difference, Origin, find_cached, find_differences, read_origin
 from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages

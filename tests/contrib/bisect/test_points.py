@@ -1,0 +1,134 @@
+"""Points, their differences and a trial's data, in git and DVC projects without any training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ingest_project
+import numpy as np
+import pytest
+import yaml
+from cloned_project import commit, run
+
+from vlp_models.contrib.bisect.bisect import open_bisection
+from vlp_models.contrib.bisect.changes import find_changes
+from vlp_models.contrib.bisect.differences import find_cached
+from vlp_models.contrib.bisect.points import read_points
+from vlp_models.contrib.bisect.trials import Workshop
+from vlp_models.errors import DataError
+from vlp_models.metrics.score import ItemScores, write_items
+from vlp_models.params import load_params
+
+# Writes what the real stages would: images with their batches, and an evaluation.
+PREPARE = """
+import pathlib, pyarrow, pyarrow.parquet as parquet
+paths = sorted(map(str, pathlib.Path("data/accepted").glob("*/images/*/*")))
+rows = [{"image_id": p, "source": "ingested", "split": "train", "sha256": p, "path": p} for p in paths]
+pathlib.Path("data/validated").mkdir(parents=True)
+parquet.write_table(pyarrow.Table.from_pylist(rows), "data/validated/images.parquet")
+"""
+EVALUATE = 'import shutil; shutil.copytree("scores", "reports/eval/vqa")'
+
+
+def write_scores(folder: Path, rate: float) -> None:
+    values = (np.arange(100) < 100 * rate).astype(float)
+    names = [str(i) for i in range(100)]
+    scores = ItemScores(
+        dataset="tested",
+        split="test",
+        metric="accuracy",
+        test="t",
+        note="",
+        statistic="mean",
+        items=names,
+        groups=names,
+        parts_NK=np.column_stack([values, np.ones(100)]),
+        slices=[[] for _ in names],
+    )
+    folder.mkdir(exist_ok=True)
+    write_items(folder / "items.parquet", [scores])
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make two weekly commits: the second has a batch of data more, and fewer steps, which the evaluation reads."""
+    root = ingest_project.make_project(tmp_path / "project", dvc=True).root
+    monkeypatch.chdir(root)
+    raw = yaml.safe_load((root / "params.yaml").read_text())
+    raw["finetune"] = {"vqa": {"task": "vqa", "start": "initial/tden", "max_steps": 40}}
+    evaluate = {"cmd": "python evaluate.py", "deps": ["data/validated"], "params": ["finetune.vqa"]}
+    stages: dict[str, Any] = {
+        "validate": {"cmd": "python prepare.py", "deps": ["data/accepted"], "outs": ["data/validated"]},
+        "evaluate": {"foreach": ["vqa"], "do": {**evaluate, "outs": ["reports/eval/vqa"]}},
+    }
+    (root / "prepare.py").write_text(PREPARE)
+    (root / "evaluate.py").write_text(EVALUATE)
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    commit(root, "start")
+    for name, steps, rate in (("good", 40, 0.8), ("bad", 1, 0.6)):
+        raw["finetune"]["vqa"]["max_steps"] = steps
+        raw["drift"]["images"] = 10 * steps
+        (root / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+        workspace = ingest_project.Workspace(root)
+        seeds = range(3) if name == "good" else range(10, 14)
+        ingest_project.simple_submission(workspace, name, seeds)
+        ingest_project.ingest_counts(workspace)
+        shutil.rmtree(root / "scores", ignore_errors=True)
+        write_scores(root / "scores", rate)
+        run(root, "dvc", "repro", "-q")
+        commit(root, name)
+        run(root, "git", "tag", name)
+    return root
+
+
+def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path) -> None:
+    params, find = load_params(), find_cached(project)
+    good, bad = read_points(project, params, ("good", "bad"))
+    changes = find_changes(project, good, bad, find, "test")
+    batch = next(change for change in changes.tried if change.kind == "data")
+    assert [change.describe() for change in changes.tried] == [
+        "params finetune.vqa.max_steps: 40 -> 1",
+        f"{batch.id}: added",
+    ]
+    assert changes.unread == ["drift.images"] and not changes.untried
+
+    # A trial's project has the data of the dvc.lock of the point, to the byte.
+    workshop = Workshop(
+        root=project, folder=project / ".work" / "trial", good=good, bad=bad, changes=changes, find=find
+    )
+    workshop.check_data()
+    for trial, point in (([], good), ([batch], bad), ([], good)):
+        workshop.prepare()
+        workshop._write_data(trial)
+        stages = {"read": {"cmd": "true", "deps": ["data/accepted"]}}
+        (workshop.project / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        (workshop.project / "dvc.lock").unlink(missing_ok=True)
+        run(workshop.project, "dvc", "repro", "-q")
+        lock = yaml.safe_load((workshop.project / "dvc.lock").read_text())
+        (recorded,) = point.origin.stages["validate"]["deps"]
+        assert lock["stages"]["read"]["deps"][0]["md5"] == recorded["md5"], point.name
+
+    bisection = open_bisection(project, params, ("good", "bad"), run="", seeds=3, deadline=float("inf"))
+    assert bisection.seen == pytest.approx(20.0) and bisection.metric == "accuracy"
+    assert bisection.list_changes().candidates == [change.id for change in changes.tried]
+    same = open_bisection(project, params, ("bad", "bad"), run="", seeds=3, deadline=float("inf"))
+    assert same.answer().kind == "nothing differs"
+
+    # What cannot be compared is refused before anything is trained.
+    for names, message in (
+        (("good", "nothing"), "nothing: neither a commit here nor a usable version"),
+        (("good~1", "bad"), r"commit good~1 has no dvc\.lock"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_points(project, params, names)
+    with pytest.raises(DataError, match="bad has no evaluation of other; it has: vqa"):
+        read_points(project, params, ("bad", "good"), "other")
+    (project / f"{batch.name}.dvc").unlink()
+    folder = find(batch.after)
+    assert folder is not None
+    folder.unlink()
+    shutil.rmtree(project / batch.name)
+    with pytest.raises(DataError, match=r"not in DVC's cache; restore it or `dvc fetch"):
+        open_bisection(project, params, ("good", "bad"), run="", seeds=3, deadline=float("inf"))

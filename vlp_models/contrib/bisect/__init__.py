@@ -1,0 +1,1 @@
+"""`vlp bisect`: find, by retraining, which change between two versions or commits lowered a score."""

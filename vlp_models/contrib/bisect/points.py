@@ -1,0 +1,145 @@
+"""A point to compare: a registered version, or a commit of the project. Both have a dvc.lock and a params.yaml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlp_models.common.packages import FOLDER as PACKAGES
+from vlp_models.common.plugins import PACKAGE
+from vlp_models.common.workspace import run_git
+from vlp_models.contrib.bisect.differences import Find, Origin, read_origin
+from vlp_models.errors import DataError, VLPError
+from vlp_models.params import Params
+from vlp_models.pipeline.dvc.lock_file import parse_stages
+from vlp_models.registry.promotion.gate import Measurement, measure
+from vlp_models.registry.promotion.gate_rule import MetricSpec
+from vlp_models.tasks.scoring import read_item_scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One side of the comparison.
+
+    name    as a person writes it
+    commit  whose code and files are used; empty if unknown
+    """
+
+    name: str
+    origin: Origin
+    commit: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> str:
+        return self.origin.target.partition("@")[2]
+
+
+def read_points(root: Path, params: Params, names: tuple[str, str], run: str = "") -> list[Point]:
+    """Return the two points.
+
+    Args:
+        run: the fine-tuning run; default: the version's, or the only one.
+
+    Raises:
+        DataError: a point does not exist, or lacks the run; the message names the way out.
+    """
+    points = [_read_point(root, params, name, run) for name in names]
+    # A commit has several runs: the other point's name decides.
+    runs = {point.run for point in points if point.run}
+    if not runs:
+        available = sorted(points[0].params.get("finetune") or {})
+        if len(available) != 1:
+            raise DataError(f"{names[0]} has several runs: name one with --run: {', '.join(available)}")
+        runs = set(available)
+    if len(runs) > 1:
+        raise DataError(f"the two points are different runs, {' and '.join(sorted(runs))}; compare versions of one run")
+    (run,) = runs
+    finished = []
+    for point in points:
+        origin = Origin(**vars(point.origin) | {"target": f"evaluate@{run}"})
+        if origin.target not in origin.stages:
+            evaluated = sorted(name.partition("@")[2] for name in origin.stages if name.startswith("evaluate@"))
+            raise DataError(f"{point.name} has no evaluation of {run}; it has: {', '.join(evaluated) or 'none'}")
+        finished.append(Point(**vars(point) | {"origin": origin}))
+    return finished
+
+
+def _read_point(root: Path, params: Params, name: str, run: str) -> Point:
+    commit = (run_git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or b"").decode().strip()
+    if not commit:
+        return _read_version(root, params, name, run)
+    texts = {
+        file: (run_git(root, "show", f"{commit}:./{file}") or b"").decode() for file in ("dvc.lock", "params.yaml")
+    }
+    stages, raw = parse_stages(texts["dvc.lock"]), yaml.safe_load(texts["params.yaml"]) or {}
+    if not stages or not raw:
+        missing = "dvc.lock" if not stages else "params.yaml"
+        raise DataError(f"commit {name} has no {missing}; a commit after `vlp run`, or by `flow.commit`, has both")
+    packages = {}
+    for file in (run_git(root, "ls-tree", "--name-only", commit, f"{PACKAGES}/") or b"").decode().splitlines():
+        record = json.loads(run_git(root, "show", f"{commit}:./{file}") or b"{}")
+        packages[str(record.get("package", file))] = str(record.get("version", ""))
+    origin = Origin(target=f"evaluate@{run}", stages=stages, params=raw, packages=packages)
+    # `HEAD~1` names another commit tomorrow.
+    is_relative = name.startswith(("HEAD", "@")) or any(character in name for character in "~^{:")
+    return Point(name=commit[:10] if is_relative else name, origin=origin, commit=commit, params=raw)
+
+
+def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
+    from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.evaluations import read_lineage
+    from vlp_models.registry.versions import resolve_version
+
+    try:
+        with mlflow_errors(params):
+            client = connect(params.tracking, root)
+            version = resolve_version(client, params.tracking, name)
+            origin = read_origin(client, version)
+            record = read_lineage(client, version) or {}
+    except VLPError as error:
+        raise DataError(
+            f"{name}: neither a commit here nor a usable version ({error}); `vlp history TASK` and `git log --oneline` "
+            "list them"
+        ) from None
+    if run:
+        origin = Origin(**vars(origin) | {"target": f"evaluate@{run}"})
+    # `COMMIT+changes` had uncommitted changes; each code file is compared with its recorded hash before it is used.
+    commit = str(record.get("git_commit", "")).partition("+")[0]
+    if run_git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        commit = ""
+    return Point(name=f"{version.name}/{version.version}", origin=origin, commit=commit, params=origin.params)
+
+
+def read_scores(point: Point, spec: MetricSpec, find: Find) -> Measurement:
+    """Return the scores that the point itself has, from DVC's cache.
+
+    Raises:
+        DataError: they are not there, or lack the metric.
+    """
+    folder = point.origin.output(f"reports/eval/{point.run}")
+    listing = find(folder)
+    entries = json.loads(listing.read_bytes()) if listing else []
+    file = next((find(entry["md5"]) for entry in entries if entry["relpath"] == "items.parquet"), None)
+    if file is None:
+        raise DataError(
+            f"{point.name}: its scores are not in DVC's cache; `dvc fetch --all-commits` may get them from the remote"
+        )
+    return require_measurement(file, spec, point.name)
+
+
+def require_measurement(file: Path, spec: MetricSpec, name: str) -> Measurement:
+    measurement = measure(read_item_scores(file.read_bytes(), name=name), spec)
+    if isinstance(measurement, str):
+        raise DataError(f"{name}: {measurement}")
+    return measurement
+
+
+def has_code(root: Path, commit: str) -> bool:
+    """Return whether the commit has this package's code, as in a clone of the repository."""
+    return bool(commit) and run_git(root, "cat-file", "-e", f"{commit}:./{PACKAGE}/cli") is not None

@@ -1,0 +1,47 @@
+"""`vlp lineage VERSION --since EARLIER`: print what differs between two registered versions, and their scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.bisect.differences import find_cached, find_differences, format_differences, read_origin
+from vlp_models.params import Params
+from vlp_models.registry.client import connect, mlflow_errors
+from vlp_models.registry.evaluations import read_scores
+from vlp_models.registry.versions import resolve_version
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+
+def print_differences(params: Params, workspace: Workspace, before: str, after: str, *, as_json: bool) -> None:
+    """Print what differs between two registered versions, and their scores."""
+    with mlflow_errors(params):
+        client = connect(params.tracking, workspace.root)
+        versions = [resolve_version(client, params.tracking, name) for name in (before, after)]
+        old, new = (read_origin(client, version) for version in versions)
+        scores = [_gate_scores(params, version, read_scores(client, version)) for version in versions]
+    differences = find_differences(old, new, find_cached(workspace.root))
+    names = [f"{version.name}/{version.version}" for version in versions]
+    if as_json:
+        record = {"before": names[0], "after": names[1], "differences": [asdict(d) for d in differences]}
+        print(json.dumps({**record, "scores": scores}, indent=2, ensure_ascii=False))
+        return
+    print(f"{names[1]} since {names[0]}")
+    for key, value in scores[1].items():
+        if key in scores[0]:
+            print(f"score    {key}: {scores[0][key]:z.2f} -> {value:z.2f}")
+    print("\n".join(format_differences(differences)))
+
+
+def _gate_scores(params: Params, version: ModelVersion, scores: list[dict[str, Any]]) -> dict[str, float]:
+    """Return dataset and metric -> score, of the metric and split that the gate judges."""
+    rule = params.promotion.tasks.get(version.tags.get("task", ""))
+    return {
+        f"{score['dataset']} {score['split']} {score['metric']}": score["value"]
+        for score in scores
+        if rule and score["metric"] == rule.metric and score["split"] == params.promotion.split
+    }
