@@ -322,7 +322,8 @@ def download_verified_bundle(version: ModelVersion) -> Path:
     try:
         bundle = download_bundle(version)
     except (MlflowException, OSError) as error:
-        raise DataError(f"{name}: cannot read its files ({first_line(error)})") from None
+        reason = "deleted by `vlp prune`" if "pruned" in version.tags else first_line(error)
+        raise DataError(f"{name}: cannot read its files ({reason})") from None
     check_bundle(bundle, name, version.tags.get("content"))
     return bundle
 

@@ -261,8 +261,9 @@ def test_a_missing_dossier_or_version_is_named(tmp_path: Path) -> None:
     client.create_registered_model("vlp-vqa")
     run_id = client.create_run(client.search_experiments()[0].experiment_id).info.run_id
     client.log_text(run_id, "{}", "lineage/lineage.json")
-    version = client.create_model_version("vlp-vqa", tmp_path.as_uri(), run_id, tags={"pruned": "2027-01-01"})
-    with pytest.raises(DataError, match="vlp-vqa version 1: `vlp prune` has deleted its files"):
+    source = (tmp_path / "absent").as_uri()
+    version = client.create_model_version("vlp-vqa", source, run_id, tags={"pruned": "2027-01-01"})
+    with pytest.raises(DataError, match=r"vlp-vqa version 1: cannot read its files \(deleted by `vlp prune`\)"):
         gather(client, params, tmp_path, version)
 
 

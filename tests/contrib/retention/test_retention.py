@@ -27,6 +27,7 @@ from vlp_models.flows.parts import retrain_parts
 from vlp_models.params import Params, load_params
 from vlp_models.registry.client import connect
 from vlp_models.registry.promotion.ledger import Ledger
+from vlp_models.registry.versions import download_verified_bundle
 
 DEFAULTS = Path(__file__).parents[3] / "params.yaml"
 SIZE = 1000  # bytes of a version's files
@@ -93,6 +94,8 @@ def test_old_versions_lose_their_files_and_needed_ones_keep_them(root: Path) -> 
     assert with_files(root) == list(range(1, 9))
     assert pruned(root, versions=2) == {"registered versions": (3, 3 * SIZE)}
     assert with_files(root) == [1, 3, 4, 7, 8]
+    with pytest.raises(DataError, match=r"version 5: cannot read its files \(deleted by `vlp prune`\)"):
+        download_verified_bundle(client.get_model_version("vlp-vqa", "5"))
     versions = {int(v.version): v.tags for v in client.search_model_versions("name='vlp-vqa'")}
     assert sorted(number for number, tags in versions.items() if PRUNED in tags) == [2, 5, 6]
     assert pruned(root, versions=2) == {}, "nothing is left to delete"

@@ -14,14 +14,13 @@ from vlp_models.params import Params
 from vlp_models.params.load import read_plain, read_yaml_text
 from vlp_models.registry.evaluations import read_lineage, read_scores
 from vlp_models.registry.promotion.ledger import Ledger
-from vlp_models.registry.versions import download_bundle
+from vlp_models.registry.versions import download_verified_bundle
 from vlp_models.serving.bundle import CODE, code_file, read_content
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-PRUNED = "pruned"  # tag of a version whose files were deleted (contrib/retention)
 ANSWERS = "dossier.yaml"  # in the project: what no record has, by the number of the item, in the provider's words
 
 
@@ -57,14 +56,12 @@ def gather(client: MlflowClient, params: Params, root: Path, version: ModelVersi
         lines: of the ledger that count; None: all. An earlier dossier knew fewer.
 
     Raises:
-        DataError: it has no lineage, its files are gone, or a record is damaged.
+        DataError: it has no lineage, its files are gone or not those that were registered, or a record is damaged.
     """
     lineage = read_lineage(client, version)
     if lineage is None:
         raise DataError(f"{version.name} version {version.version}: no lineage is kept with it, so there is no dossier")
-    if PRUNED in version.tags:
-        raise DataError(f"{version.name} version {version.version}: `vlp prune` has deleted its files, so no dossier")
-    bundle = download_bundle(version)
+    bundle = download_verified_bundle(version)
     content = read_content(bundle)
     entries = Ledger(root / params.promotion.ledger).entries()[:lines]
     registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
