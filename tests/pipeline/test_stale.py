@@ -21,7 +21,7 @@ CHANGED = '{"prepare": [{"changed deps": {"a": "modified", "b": "new"}}, "change
         (f"echo '{CHANGED}'", {"prepare": ["changed deps", "changed command"]}, ""),
         ("echo '{}'", {}, ""),
         ("echo 'ERROR: rwlock is busy' >&2; exit 255", None, "dvc status: a stage is running"),
-        ("echo 'ERROR: no dvc.yaml' >&2; exit 255", None, "dvc status: ERROR: no dvc.yaml"),
+        ("echo 'ERROR: no dvc.yaml' >&2; exit 255", None, "dvc status: no dvc.yaml"),
         ("echo '{}'; exit 1", None, "dvc status: no output"),
         ("echo '[1]'", None, "dvc status: no output"),
     ],
@@ -47,3 +47,12 @@ def test_a_slow_answer_and_a_missing_program_are_errors(tmp_path: Path, monkeypa
     monkeypatch.setattr(stale, "sys", SimpleNamespace(executable=str(tmp_path / "none"), path=sys.path))
     with pytest.raises(stale.DataError, match="failed to start"):
         stale.read_stale(tmp_path)
+
+
+def test_dvc_error_has_neither_the_warnings_nor_the_hints_around_it() -> None:
+    stderr = (
+        "WARNING: the cache is slow\nERROR: unexpected error - Forbidden (403)\nHaving any troubles? Hit us up!\n"
+        "sys:1: RuntimeWarning: coroutine was never awaited\n"
+    )
+    assert stale.dvc_error(stderr) == "unexpected error - Forbidden (403)"
+    assert stale.dvc_error("Traceback:\nKeyError: 'a'\n") == "KeyError: 'a'"

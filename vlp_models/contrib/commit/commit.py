@@ -29,6 +29,7 @@ from vlp_models.common.redaction import redact, redact_yaml
 from vlp_models.common.workspace import find_uncommitted, run_git
 from vlp_models.errors import DataError, VLPError, last_words, shorten_list
 from vlp_models.params import Params
+from vlp_models.pipeline.dvc.stale import dvc_error
 from vlp_models.registry.promotion.ledger import Ledger
 
 logger = get_logger(__name__)
@@ -173,9 +174,7 @@ def _push_data(root: Path) -> str:
         return "no default DVC remote, so the data is on this machine only"
     done = subprocess.run([*command, "push"], **options)
     if done.returncode:
-        raise RemoteError(
-            f"dvc push: {redact(last_words(done.stderr, done.stdout, count=6))}; the next run pushes again"
-        )
+        raise RemoteError(f"dvc push: {redact(dvc_error(done.stderr))}; the next run pushes again")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "data pushed"
 
 

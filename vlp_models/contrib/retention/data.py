@@ -14,6 +14,7 @@ import yaml
 from vlp_models.common.environment import command_environment
 from vlp_models.common.workspace import dvc_files, run_git
 from vlp_models.errors import DataError, last_words
+from vlp_models.pipeline.dvc.stale import dvc_error
 
 REMOVING = "Removing "  # begins the lines of `dvc gc --dry`
 Files = Mapping[str, Mapping[str, Any]]  # path -> its entry in a dvc.lock or .dvc file
@@ -125,6 +126,7 @@ def _run(root: Path, command: list[str]) -> str:
         command, cwd=root, env=command_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
-        name = "git" if command[0] == "git" else "dvc gc"
-        raise DataError(f"{name}: {last_words(done.stderr, done.stdout)}")
+        raise DataError(
+            f"git: {last_words(done.stderr)}" if command[0] == "git" else f"dvc gc: {dvc_error(done.stderr)}"
+        )
     return done.stdout + done.stderr

@@ -38,6 +38,10 @@ def read_stale(root: Path, targets: Sequence[str] = (), timeout: float | None = 
         pass
     if "busy" in done.stderr:  # another DVC process holds the lock
         raise DataError("dvc status: a stage is running")
-    # Warnings come before DVC's error, and hints after it; without one it has crashed.
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    raise DataError(f"dvc status: {plain_text(errors[0] if errors else last_words(done.stderr, count=1))}")
+    raise DataError(f"dvc status: {dvc_error(done.stderr)}")
+
+
+def dvc_error(stderr: str) -> str:
+    """Return why a command of DVC failed, from its stderr: the first error, without the warnings and hints around it."""
+    errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
+    return plain_text(errors[0] if errors else last_words(stderr, count=1))  # without an error, it has crashed
