@@ -42,6 +42,6 @@ def read_stale(root: Path, targets: Sequence[str] = (), timeout: float | None = 
 
 
 def dvc_error(stderr: str) -> str:
-    """Return why a command of DVC failed, from its stderr: the first error, without the warnings and hints around it."""
+    """Return why a command of DVC failed, from its stderr: the first error, without warnings and hints around it."""
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
     return plain_text(errors[0] if errors else last_words(stderr, count=1))  # without an error, it has crashed
