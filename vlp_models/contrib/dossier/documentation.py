@@ -166,7 +166,7 @@ def _changes_ahead(facts: Facts) -> Iterator[str]:
     gate: dict[str, Any] = facts.lineage["params"]["promotion"]
     settings = {name: gate[name] for name in ("split", "error_budget", "spend", "min_images")}
     settings |= gate["tasks"].get(facts.lineage["task"], {})
-    yield f"- another version replaces it through the gate, unless a person overrides it: {_in_words(settings)}"
+    yield f"- another version replaces it only if the gate promotes it, or by a rollback; gate: {_in_words(settings)}"
 
 
 def _decisions(facts: Facts) -> Iterator[str]:
