@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ REJECTED = {
 }
 MOVES = ("promoted", "rolled back", "withdrawn", "accepted")
 RESAMPLES = 2000
+ENDING = 60  # seconds in which the processes of a completed flow end
 SERVE = """
 import json, sys
 import mlflow.pyfunc, pandas
@@ -382,12 +384,19 @@ class Judge:
     def look_at_litter(self) -> None:
         """No half-written file and no process without a parent in the record is left."""
         problems = [str(path.relative_to(self.project)) for path in self.project.rglob("*.partial")]
+        deadline = time.monotonic() + ENDING
+        while (left := self.working_processes()) and time.monotonic() < deadline:
+            time.sleep(1)
+        self.check("litter", problems + [f"still running: {words[:200]}" for words in left])
+
+    def working_processes(self) -> list[str]:
+        """Return the commands of processes that end with their flow."""
+        commands = []
         for process in self.processes():
             with suppress(psutil.Error):
-                words = " ".join(process.cmdline())
-                if " stage " in words or "prefect.engine" in words or "supervise" in words:
-                    problems.append(f"still running: {words[:200]}")
-        self.check("litter", problems)
+                commands.append(" ".join(process.cmdline()))
+        of_flow = (" stage ", "prefect.engine", "supervise")
+        return [words for words in commands if any(name in words for name in of_flow)]
 
     def processes(self) -> Iterator[psutil.Process]:
         mark = f"VLP_YEAR={self.work}".encode()
