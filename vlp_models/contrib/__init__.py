@@ -24,6 +24,8 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "params_checks": {"augment": "vlp_models.contrib.augment.params:check_augment"},
     },
     "bisect": {
+        "params": {"bisect": "vlp_models.contrib.bisect.params:BisectParams"},
+        "last_parts": {"bisect": "vlp_models.contrib.bisect.flow:bisect_parts"},
         "differences": {"since": "vlp_models.contrib.bisect.since:print_differences"},
         "card_facts": {"champion": "vlp_models.contrib.bisect.card:card_fact"},
     },

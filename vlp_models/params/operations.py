@@ -220,6 +220,7 @@ PARTS = (
     "register",
     "promote",
     "report",
+    "bisect",
     "commit",
     "prune",
 )

@@ -1,0 +1,40 @@
+"""The part of the unattended flow that looks for what lowered the score of a refused version."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from vlp_models.contrib.bisect.params import BisectParams
+from vlp_models.flows.parts import REFUSED, Part, hash_values, read_record
+from vlp_models.params import Params
+
+
+def bisect_parts(params: Params) -> list[Part]:
+    """Return a part for each task, if `bisect.hours` is set; each runs only after a refusal."""
+    settings = params.section(BisectParams)
+    if not settings.hours:
+        return []
+    options = ("--budget", f"{settings.hours:g}h", "--seeds", str(settings.seeds))
+    return [
+        Part(
+            name=f"bisect {task}",
+            kind="bisect",
+            command=("bisect", f"{task}@champion", f"{task}@challenger", *options),
+            refusal=REFUSED,  # an answer as well: inconclusive, or out of time
+            evidence=partial(find_evidence, task),
+            nothing="the gate refused no version of the champion's run that scores lower",
+        )
+        for task in sorted({run.task for run in params.finetune.values() if not run.blank_images})
+    ]
+
+
+def find_evidence(task: str, root: Path) -> str | None:
+    """Return the hash of the two versions that are compared; None if the last decision leaves nothing to explain."""
+    decision = read_record(root / "reports" / "promotion" / f"{task}.json")
+    gain = (decision.get("numbers") or {}).get("gain")
+    is_lower = decision.get("action") == "refused" and gain is not None and gain < 0
+    # The champion of another run differs in more than a week's changes.
+    if not is_lower or decision.get("run") != decision.get("champion_run"):
+        return None
+    return hash_values(decision["champion"], decision["version"])
