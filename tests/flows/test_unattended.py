@@ -62,7 +62,7 @@ def test_all_parts_run_once_without_a_server_and_a_refusal_is_an_answer(project:
     trained = "pretrain tden, scheduled sampling tden-two-pass, finetune tden-captioning, finetune tden-vqa"
     assert f"ran validate, features, {trained}, evaluate" in last
     assert "promote captioning: done (promote-captioning done)" in last
-    assert "promote vqa: refused (refused: gain 0.2 is below 0.5)" in last
+    assert "promote vqa: refused: gain 0.2 is below 0.5" in last
 
     assert (project / "training_stats").exists(), "the next drift is measured against this training"
 

@@ -148,7 +148,8 @@ def summarize(outcomes: Iterable[Outcome]) -> str:
     for outcome in outcomes:
         if outcome.detail and outcome.state in ("ran", "refused"):
             answer = "refused" if outcome.state == "refused" else "done"
-            answers.append(f"{outcome.part}: {answer} ({outcome.detail})")
+            detail = outcome.detail if outcome.detail.startswith(answer) else f"{answer} ({outcome.detail})"
+            answers.append(f"{outcome.part}: {detail}")
         elif outcome.state == "ran":
             ran.append(outcome.part)
     return "; ".join([f"ran {', '.join(ran)}" if ran else "nothing was stale; nothing ran", *answers])

@@ -164,7 +164,7 @@ def report_end(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
         state="Cancelled" if state.is_cancelling() else state.name or state.type.value,  # plain-ok
         message=message,
         # Completed, but with a refused promotion: a person may want to look.
-        bad=not state.is_completed() or ": refused (" in message,
+        bad=not state.is_completed() or ": refused" in message,
         link=url_for("flow-run", obj_id=flow_run.id) or "",
     )
 

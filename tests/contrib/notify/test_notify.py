@@ -217,7 +217,7 @@ def test_the_end_of_a_run_is_sent(project: Path, listener: Listener) -> None:
     set_flow(project, webhook=listener.url)
     (project / "answer-promote-vqa").write_text("3 refused: gain 0.2 is below 0.5")
     retrain(project)
-    assert listener.bodies[0]["state"] == "Completed" and "promote vqa: refused (" in listener.bodies[0]["message"]
+    assert listener.bodies[0]["state"] == "Completed" and "promote vqa: refused: " in listener.bodies[0]["message"]
     break_stage(project, "pretrain", "sys.exit('disk on fire')")
     with pytest.raises(StageFailed):
         retrain(project)

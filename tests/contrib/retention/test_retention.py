@@ -91,6 +91,8 @@ def test_old_versions_lose_their_files_and_needed_ones_keep_them(root: Path) -> 
         for action, number in (("promoted", 1), ("promoted", 2), ("rolled back", 1), ("promoted", 3)):
             ledger.append({"action": action, "model": "vlp-vqa", "version": number, "content": f"content {number}"})
     assert pruned(root, versions=2, dry=True) == {"registered versions": (3, 3 * SIZE)}
+    (listed,) = (entry.names for entry in prune(settings(root, versions=2), Workspace(root), dry=True) if entry.names)
+    assert sorted(listed) == ["vlp-vqa/2", "vlp-vqa/5", "vlp-vqa/6"]
     assert with_files(root) == list(range(1, 9))
     assert pruned(root, versions=2) == {"registered versions": (3, 3 * SIZE)}
     assert with_files(root) == [1, 3, 4, 7, 8]

@@ -8,7 +8,7 @@ import typer
 
 
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go, and the bytes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go, and the bytes.")] = False,
 ) -> None:
     """Delete what the section `retention` of params.yaml does not keep: old versions' files, old data, old submissions.
 
@@ -28,7 +28,8 @@ def prune(
     total = 0
     with run_lock(workspace, "prune"):
         for pruned in prune_project(params, workspace, dry=dry_run):
-            print(f"{pruned.kind}: {pruned.count}, {pruned.bytes / 1e6:,.1f} MB")
+            names = f": {', '.join(pruned.names)}" if pruned.names else ""
+            print(f"{pruned.kind}: {pruned.count}, {pruned.bytes / 1e6:,.1f} MB{names}")
             total += pruned.bytes
     print(f"{'would free' if dry_run else 'freed'} {total / 1e6:,.1f} MB here")
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,11 +35,12 @@ LONG_LOG, KEPT_LOG = 16 * 2**20, 2**20  # bytes
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was deleted of one kind, or would be."""
+    """What was deleted of one kind, or would be. names: of what is worth listing; none of files in DVC's cache."""
 
     kind: str
     count: int
     bytes: int
+    names: Sequence[str] = ()
 
 
 def prune(params: Params, workspace: Workspace, *, dry: bool) -> Iterator[Pruned]:
@@ -99,14 +100,15 @@ def _read_lock(client: MlflowClient, version: ModelVersion) -> str:
 
 
 def _prune_versions(client: MlflowClient, versions: Versions, *, dry: bool) -> Pruned:
-    count = total = 0
+    names, total = [], 0
     for version in versions.old:
         entries, size = measure_files(client, version)
         if entries or PRUNED not in version.tags:
-            count, total = count + 1, total + size
+            names.append(f"{version.name}/{version.version}")
+            total += size
             if not dry:
                 delete_files(client, version)
-    return Pruned("registered versions", count, total)
+    return Pruned("registered versions", len(names), total, names)
 
 
 def _delete_old(kind: str, paths: Iterable[Path], limit: float, dry: bool) -> Pruned:
@@ -117,7 +119,7 @@ def _delete_old(kind: str, paths: Iterable[Path], limit: float, dry: bool) -> Pr
     if not dry:
         for path in old:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return Pruned(kind, len(old), size)
+    return Pruned(kind, len(old), size, sorted(path.name for path in old))
 
 
 def _shorten_logs(root: Path, *, dry: bool) -> Pruned:
@@ -132,4 +134,4 @@ def _shorten_logs(root: Path, *, dry: bool) -> Pruned:
                 file.seek(0)
                 file.write(rest)
                 file.truncate()
-    return Pruned("logs", len(logs), size)
+    return Pruned("logs", len(logs), size, sorted(log.name for log in logs))
