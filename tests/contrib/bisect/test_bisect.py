@@ -132,6 +132,14 @@ def test_the_budget_ends_with_the_candidates() -> None:
     assert "the drop is confirmed" in answer.sentence
 
 
+def test_too_few_test_images_are_refused_before_anything_is_trained() -> None:
+    _, bisection = bisect(lambda trial: 60.0, 0)
+    bisection.changes, bisection.groups = make_changes(2), 8
+    with pytest.raises(DataError, match="the test has 8 images that both were scored on; a test needs 20"):
+        bisection.answer()
+    assert not bisection.trials
+
+
 def test_a_point_that_does_not_train_is_refused() -> None:
     with pytest.raises(DataError, match=r"vlp-vqa/1 does not train here: models\.x is unknown"):
         bisect(lambda trial: None, 2)

@@ -49,6 +49,7 @@ def test_it_runs_once_after_a_refusal_of_a_lower_score_of_the_same_run(tmp_path:
         file.write_text(json.dumps(REFUSED | changed))
         evidence.append(find_evidence("vqa", tmp_path))
     assert all(evidence) and evidence[0] != evidence[1]
-    for changed in ({"action": "promoted"}, {"run": "vlmo-vqa"}, {"numbers": {"gain": 0.3}}, {"numbers": {}}):
-        file.write_text(json.dumps(REFUSED | changed))
-        assert find_evidence("vqa", tmp_path) is None, changed
+    others: list[dict[str, Any]] = [{"action": "promoted"}, {"run": "vlmo-vqa"}, {"numbers": {"gain": 0.3}}]
+    for other in [*others, {"numbers": {}}]:
+        file.write_text(json.dumps(REFUSED | other))
+        assert find_evidence("vqa", tmp_path) is None, other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path) -> None:
         lock = yaml.safe_load((workshop.project / "dvc.lock").read_text())
         (recorded,) = point.origin.stages["validate"]["deps"]
         assert lock["stages"]["read"]["deps"][0]["md5"] == recorded["md5"], point.name
+
+    # What is outside of the project, or behind a link to it, is never written.
+    outside = Workshop(**vars(workshop) | {"changes": dataclasses.replace(changes, data={"../x": "0"})})
+    with pytest.raises(DataError, match=r"\.\./x: outside of the project"):
+        outside.check_data()
+    (project / "data" / "raw" / "words.txt").write_text("a word")
+    (workshop.project / "data" / "raw").symlink_to(project / "data" / "raw")
+    linked = Workshop(**vars(workshop) | {"changes": dataclasses.replace(changes, data={"data/raw/words.txt": "0"})})
+    linked._write_data([])
+    assert (project / "data" / "raw" / "words.txt").read_text() == "a word"
 
     bisection = open_bisection(project, params, ("good", "bad"), run="", seeds=3, deadline=float("inf"))
     assert bisection.seen == pytest.approx(20.0) and bisection.metric == "accuracy"

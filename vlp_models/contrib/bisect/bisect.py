@@ -17,6 +17,7 @@ from vlp_models.contrib.bisect.points import read_points, read_scores, require_m
 from vlp_models.contrib.bisect.search import Search, Subset
 from vlp_models.contrib.bisect.trials import OutOfTimeError, Run, Workshop
 from vlp_models.errors import DataError, shorten_list
+from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.score import Evidence
 from vlp_models.params import Params
 from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
@@ -68,6 +69,7 @@ class Bisection:
 
     train   trains a set of changes with a seed: its run, and its scores per item
     seen    the drop between the points as they are, in the metric's unit, positive
+    groups  test images that both were scored on
     seeds   of a trial at most
     report  called with each line of progress
     """
@@ -78,6 +80,7 @@ class Bisection:
     train: Train
     rule: CompareRule
     seen: float
+    groups: int = MIN_GROUPS
     seeds: int = 5
     report: Callable[[str], None] = print
     trials: dict[Subset, Trial] = field(default_factory=dict)
@@ -132,14 +135,15 @@ class Bisection:
     def try_changes(self, ids: Sequence[str]) -> Answer:
         """Make one trial of these changes, without a search."""
         trial = frozenset(ids)
-        everything = frozenset(change.id for change in self.changes.tried)
-        early = self._confirm(everything)
-        if early is not None:
-            return early
         try:
+            early = self._confirm(frozenset(change.id for change in self.changes.tried))
+            if early is not None:
+                return early
             lower = self._is_lower(trial)
         except UndecidedError as error:
             return self._inconclusive(error, list(ids))
+        except OutOfTimeError:
+            return self._out_of_time(ids)
         decision = self.trials[trial].decision
         text = f" ({_interval(decision)})" if decision else ""
         return Answer(
@@ -164,6 +168,8 @@ class Bisection:
         The points' own results are what raised the question, and a bad seed does so more often: they do not count.
         """
         good, bad = self.names
+        if self.groups < MIN_GROUPS:
+            raise DataError(f"the test has {self.groups} images that both were scored on; a test needs {MIN_GROUPS}")
         for count in range(min(MIN_SEEDS, self.seeds), self.seeds + 1):
             sides = [self._runs(side, count) for side in (frozenset[str](), everything)]
             for side, name in ((frozenset[str](), good), (everything, bad)):
@@ -358,6 +364,7 @@ def open_bisection(
             seed=params.promotion.seed,
         ),
         seen=seen,
+        groups=len(set(good_scores.groups)),
         seeds=seeds,
         report=lambda line: print(line, file=sys.stderr, flush=True),
     )

@@ -154,6 +154,8 @@ class Workshop:
         needed = list(self.changes.data.items())
         needed += [(c.name, md5) for c in self.changes.tried if c.kind == "data" for md5 in (c.before, c.after)]
         for path, md5 in needed:
+            if ".." in Path(path).parts:  # a trial would write outside of its folder
+                raise DataError(f"{path}: outside of the project; trials need an absolute path, or a copy in it")
             if md5 and not Path(path).is_absolute() and self._find_source(path, md5) is None:
                 raise DataError(f"{path}: not found, and not in DVC's cache; restore it or `dvc fetch --all-commits`")
 
@@ -220,6 +222,8 @@ class Workshop:
             target, md5 = self.project / path, md5s[path]
             if Path(path).is_absolute() or (restored.get(path) == md5 and (target.exists() or not md5)):
                 continue
+            if not target.parent.resolve().is_relative_to(self.project.resolve()):
+                continue  # in a folder that is a link to this project's: it is there, and stays as it is
             write_json(marks, restored := {**restored, path: ""})
             with suppress(FileNotFoundError):
                 shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
