@@ -37,6 +37,7 @@ BORROWERS = {
         "research_formats",
         "web_scenes",
     ],
+    "contrib/bisect/test_points.py": ["ingest"],
     "contrib/boxes/test_boxes.py": ["research_formats"],
     "contrib/bundles/test_replay_copy.py": ["imported_features", "public_weights"],
     "contrib/export/test_export.py": ["detector"],
