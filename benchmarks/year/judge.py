@@ -32,11 +32,12 @@ import yaml
 
 MODEL = "vlp-captioning"
 PRIVATE, HUGE = 400, 300  # images of the judge's test set, and behind them in the pool those of a huge drop
-# Drops after which the flow fails, and words of the message about them
+# Drops that are no data of the project, and words of the message about them. Another language is refused if the
+# vocabulary has no room for it; else the drift is reported, and a person removes the batch.
 REJECTED = {
-    "damaged": "pairs are bad",
-    "empty": "has no pairs",
-    "another language": "the vocabulary loses marks or words",
+    "damaged": ("pairs are bad",),
+    "empty": ("has no pairs",),
+    "another language": ("the vocabulary loses marks or words", "new pairs differ from the training data"),
 }
 MOVES = ("promoted", "rolled back", "withdrawn", "accepted")
 RESAMPLES = 2000
@@ -172,14 +173,14 @@ class Judge:
             naming = [m for m in naming if states is None or m["state"] in states]
             if len(naming) != 1:
                 problems.append(f"{self.week['fault']}: {len(naming)} messages with {words}")
-        if phrase := REJECTED.get(self.week["drop"]):
-            naming = [message for message in failed if phrase in message["text"]]
+        if phrases := REJECTED.get(self.week["drop"]):
+            naming = [message for message in sent if any(phrase in message["text"] for phrase in phrases)]
             if len(naming) != 1:
-                problems.append(f"{self.week['drop']}: {len(naming)} messages with `{phrase}`")
+                problems.append(f"{self.week['drop']}: {len(naming)} messages with {phrases}")
         rejected = self.project / "reports" / "ingest" / f"week-{self.number:02}.jsonl"
         drift = read_json(self.project / "reports" / "drift.json") or {}
-        planned_drift = self.week["drop"] in ("drifted", "another language")
-        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in ("damaged", "empty"):
+        planned_drift = self.week["drop"] == "drifted"
+        if planned_drift != bool(drift.get("drifted")) and self.week["drop"] not in REJECTED:
             names = [m["name"] for m in drift.get("measures", []) if m.get("drifted")]
             problems.append(f"drift is {'not ' if planned_drift else ''}reported: {names}")
         if self.week["drop"] == "leaked" and '"leak"' not in rejected.read_text():

@@ -50,7 +50,7 @@ PARAMS: dict[str, Any] = {
     "defaults": {"finetune": {"max_epochs": 8}},
     "finetune": {
         "tden-vqa": None,
-        "tden-captioning": {"task": "captioning", "start": "initial/tden"},
+        "tden-captioning": {"task": "captioning", "start": "initial/tden", "max_epochs": None},
         "tden-captioning-2": {
             "task": "captioning",
             "start": "initial/tden",

@@ -105,8 +105,9 @@ class Year:
         self.once("first flow", lambda: self.run_flow(fault, chance))
         self.once("repair", lambda: fault.repair(self.stack))
         self.once("tidy inbox", lambda: self.move_rejected(week))
-        # A person starts it again after a failure, and after a merge.
-        if self.state["flows"][-1]["state"] != "COMPLETED" or week.fault == "commit on the remote":
+        # A person starts it again after a failure, after a merge, and without a batch that they have removed.
+        is_repaired = week.fault == "commit on the remote" or week.drop == "another language"
+        if self.state["flows"][-1]["state"] != "COMPLETED" or is_repaired:
             self.once("second flow", lambda: self.run_flow(NO_FAULT, chance))
         self.once("age", lambda: self.stack.age(week.number))
 

@@ -44,6 +44,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "plan_notes": {
             "untracked": "vlp_models.contrib.data_notes.untracked:find_untracked",
             "sizes": "vlp_models.contrib.data_notes.sizes:explain_sizes",
+            "variants": "vlp_models.contrib.data_notes.variants:explain_variants",
         }
     },
     "demo_page": {},
