@@ -146,10 +146,14 @@ def test_what_is_staged_and_undone_in_the_working_tree_is_nothing_to_commit(proj
 
 
 def test_a_batch_is_named_in_the_message_as_it_is(project: Path) -> None:
-    (project / "data" / "accepted").mkdir(parents=True)
-    (project / "data" / "accepted" / "wöche.dvc").write_text("outs: []\n")
+    batch = project / "data" / "accepted" / "wöche.dvc"
+    batch.parent.mkdir(parents=True)
+    batch.write_text("outs: []\n")
     commit_run(defaults(project), project)
     assert "new data: wöche" in git(project, "log", "-1", "--format=%B")
+    batch.unlink()
+    commit_run(defaults(project), project)
+    assert "removed data: wöche" in git(project, "log", "-1", "--format=%B")
 
 
 def test_a_branch_that_follows_another_one_is_pushed_under_its_own_name(project: Path) -> None:

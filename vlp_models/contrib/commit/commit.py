@@ -137,13 +137,16 @@ def _identity(root: Path) -> list[str]:
 
 
 def _message(params: Params, root: Path, changed: list[str]) -> str:
-    """Return a commit message: the decisions since the last commit, the stages that ran, the new batches."""
+    """Return a commit message: the decisions since the last commit, the stages that ran, new and removed batches."""
     ledger = root / params.promotion.ledger
     before = (run_git(root, "show", f"HEAD:./{params.promotion.ledger}") or b"").decode("utf-8", errors="replace")
     entries = [entry for entry in Ledger(ledger).entries() if entry["hash"] not in before]
     decisions = [f"{entry['action']} {entry.get('task', '')} {_version(entry)}".rstrip() for entry in entries]
-    batches = [Path(file).stem for file in changed if file.startswith("data/accepted/") and file.endswith(".dvc")]
-    lines = [f"new data: {shorten_list(batches)}"] if batches else []
+    batches: dict[str, list[str]] = {"new": [], "removed": []}
+    for file in map(Path, changed):
+        if file.suffix == ".dvc" and file.parent == Path(params.ingest.dataset):
+            batches["new" if (root / file).exists() else "removed"].append(file.stem)
+    lines = [f"{kind} data: {shorten_list(names)}" for kind, names in batches.items() if names]
     summaries = list(lines)
     if stages := _changed_stages(root):
         lines.append(f"stages: {shorten_list(stages)}")
