@@ -34,7 +34,7 @@ help:
 	@echo "make test-cluster  data stages on Ray; trainings by torchrun, SLURM, Ray and Kubeflow; on loopback (needs an idle machine)"
 	@echo "make gate       simulate how often the gate errs, write benchmarks/results/gate.json (about 20 minutes on two cores)"
 	@echo "make faults     inject 100 faults into real runs of the tiny pipeline, write reports/faults.md; it prints the time left"
-	@echo "make year       52 weekly drops on the real stack, with faults planted by seed (about 3 hours on two idle cores); WEEKS=4: a month"
+	@echo "make year       52 weekly drops on the real stack, with faults planted by seed (about 3.5 hours on two idle cores); WEEKS=4: a month"
 	@echo "make fuzz       feed 10,000 malformed inputs to readers, shards, checkpoints, params, requests (minutes)"
 	@echo "make audit      list known vulnerabilities of the locked packages (needs the network)"
 	@echo "make image      build a Docker image with the locked packages, for a cluster"

@@ -1,6 +1,6 @@
 """A year of weekly drops in compressed time, on the real stack, with faults planted by seed.
 
-    python benchmarks/year/year.py --work FOLDER                 52 weeks, about 3 hours on two idle cores
+    python benchmarks/year/year.py --work FOLDER                 52 weeks, about 3.5 hours on two idle cores
     python benchmarks/year/year.py --work FOLDER --weeks 4       a month
 
 Each week a drop arrives, a person may change something, `retrain/weekly` runs on Prefect's worker, and a fault may
