@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from vlp_models.contrib.bisect.bisect import Answer, Bisection
-from vlp_models.contrib.bisect.changes import Change, Changes
+from vlp_models.contrib.bisect.changes import Change, Changes, find_changes, seed_sections
 from vlp_models.contrib.bisect.commands import parse_budget
 from vlp_models.contrib.bisect.decision import CompareRule
+from vlp_models.contrib.bisect.differences import Origin
 from vlp_models.contrib.bisect.page import format_result, write_page
+from vlp_models.contrib.bisect.points import Point
 from vlp_models.contrib.bisect.search import Subset
-from vlp_models.contrib.bisect.trials import OutOfTimeError, Run, seed_sections, set_value, trial_params
+from vlp_models.contrib.bisect.trials import OutOfTimeError, Run, set_value, trial_params
 from vlp_models.errors import DataError, ParamsError
 from vlp_models.metrics.score import Evidence, mean_percent
 
@@ -166,16 +168,33 @@ def test_a_trial_varies_the_seeds_of_the_whole_chain_and_logs_nothing() -> None:
     }
     assert seed_sections(raw, "vqa") == [("finetune", "vqa"), ("pretrain", "b"), ("pretrain", "a"), ("models", "tden")]
 
-    class Good:
-        params, run = raw, "vqa"
-
+    good = make_point("good", raw)
     change = Change(kind="params", name="pretrain.b.lr", before="-", after=0, stages=(), path=("pretrain", "b", "lr"))
-    made = trial_params(Good, [change], 2)  # type: ignore[arg-type]
+    made = trial_params(good, good, [change], 2)
     assert made["finetune"]["vqa"]["seed"] == 7 and made["pretrain"]["b"] == {"start": "pretrain/a", "seed": 4, "lr": 0}
     assert made["models"]["tden"]["seed"] == 3 and made["tracking"] == {"uri": ""}
     assert "seed" not in raw["finetune"]["vqa"], "the point's own params stay"
     set_value(made, ["pretrain", "b", "lr"], "-")
     assert "lr" not in made["pretrain"]["b"]
+
+
+def make_point(name: str, raw: dict[str, Any]) -> Point:
+    """Return a point whose only stage reads the sections `generate` and `finetune`."""
+    read = {section: raw[section] for section in ("generate", "finetune") if section in raw}
+    stages = {"evaluate@vqa": {"params": {"params.yaml": read}}}
+    origin = Origin(target="evaluate@vqa", stages=stages, params=raw, packages={})
+    return Point(name=name, origin=origin, params=raw)
+
+
+def test_a_trial_never_has_the_seed_of_a_point_and_other_seeds_are_changes(tmp_path: Path) -> None:
+    good, bad = (
+        make_point(name, {"generate": {"scenes": {"seed": seed}}, "finetune": {"vqa": {"start": "", "seed": seed}}})
+        for name, seed in (("good", 1), ("bad", 2))
+    )
+    # Seed 2 is the bad point's own: its result raised the question, and would be restored.
+    assert [trial_params(good, bad, [], number)["finetune"]["vqa"]["seed"] for number in (1, 2)] == [3, 4]
+    changes = find_changes(tmp_path, good, bad, lambda md5: None, "test")
+    assert [change.describe() for change in changes.tried] == ["params generate.scenes.seed: 1 -> 2"]
 
 
 def test_a_budget_is_a_time() -> None:

@@ -29,7 +29,6 @@ from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
 
 ACCEPTED = "data/accepted"
-SEED = "seed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +131,15 @@ def _cost(origin: Origin, change: Change) -> int:
 
 
 def _params(good: Origin, bad: Origin, settings: set[str]) -> tuple[list[Change], list[str]]:
-    """Return the values that a stage reads, and the keys that none reads. Seeds are no changes: trials vary them."""
+    """Return the values that a stage reads, and the keys that none reads; without the seeds that trials vary."""
+    run = good.target.partition("@")[2]
+    sections = {section for side in (good, bad) for section in seed_sections(side.params, run)}
+    varied = {(*section, "seed") for section in sections} | {("defaults", kind, "seed") for kind, _ in sections}
     read = [*good.read_params().items(), *bad.read_params().items()]
     changes, unread = [], []
     for path, before, after in differing(good.params, bad.params):
         key = ".".join(path)
-        if path[-1] == SEED:
+        if path in varied:
             continue
         stages = {stage for name, (_, stages) in read for stage in stages if _is_part(name, key) or _is_part(key, name)}
         if path[0] == "evaluate" and settings.intersection(path[1:]):
@@ -157,6 +159,29 @@ def differing(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[t
             yield from differing(before.get(key, ABSENT), after.get(key, ABSENT), (*path, str(key)))
     elif before != after:
         yield path, before, after
+
+
+def seed_sections(raw: Mapping[str, Any], run: str) -> list[tuple[str, str]]:
+    """Return the sections whose seeds a trial varies: the run, every pretraining before it, and the initial weights."""
+    sections = [("finetune", run)]
+    while True:
+        section, name = sections[-1]
+        entry = (raw.get(section) or {}).get(name)
+        if not isinstance(entry, dict) or len(sections) > len(raw.get("pretrain") or {}) + 2:
+            return sections[:-1]
+        if section == "models":
+            return sections
+        start = entry.get("start") or f"initial/{entry.get('model', '')}"
+        kind, _, name = start.partition("/")
+        sections.append(("models" if kind == "initial" else kind, name))
+
+
+def read_seed(raw: Mapping[str, Any], section: tuple[str, str]) -> int:
+    """Return the seed of a section; 0 if it is absent."""
+    kind, name = section
+    entry = (raw.get(kind) or {}).get(name)
+    default = ((raw.get("defaults") or {}).get(kind) or {}).get("seed", 1)
+    return int(entry.get("seed", default)) if isinstance(entry, dict) else 0
 
 
 def _is_part(key: str, section: str) -> bool:

@@ -29,7 +29,7 @@ from vlp_models.common.io import link_or_copy, read_json_or_none, symlink_or_cop
 from vlp_models.common.plugins import PACKAGE
 from vlp_models.common.supervise import start_supervised
 from vlp_models.common.workspace import dvc_files, dvc_setting, run_git
-from vlp_models.contrib.bisect.changes import ACCEPTED, SEED, Change, Changes, read_file
+from vlp_models.contrib.bisect.changes import ACCEPTED, Change, Changes, read_file, read_seed, seed_sections
 from vlp_models.contrib.bisect.differences import ABSENT, Find
 from vlp_models.contrib.bisect.points import Point, has_code
 from vlp_models.errors import DataError, last_words
@@ -120,7 +120,7 @@ class Workshop:
         changes = [change for change in self.changes.tried if change.id in trial]
         self._write_code(changes)
         self._write_data(changes)
-        raw = trial_params(self.good, changes, number)
+        raw = trial_params(self.good, self.bad, changes, number)
         write_text(self.project / "params.yaml", yaml.safe_dump(raw, sort_keys=False, allow_unicode=True))
         self._write_lock(changes)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -281,16 +281,18 @@ class Workshop:
         write_text(file, yaml.safe_dump({"schema": "2.0", "stages": dict(stages)}, sort_keys=False))
 
 
-def trial_params(good: Point, changes: Iterable[Change], number: int) -> dict[str, Any]:
-    """Return the good point's params with the changes and the seeds of a trial; nothing is logged or registered."""
+def trial_params(good: Point, bad: Point, changes: Iterable[Change], number: int) -> dict[str, Any]:
+    """Return the good point's params with the changes and the seeds of a trial; nothing is logged or registered.
+
+    The seeds are beyond those of both points: their own scores raised the question, and DVC would restore them.
+    """
     raw: dict[str, Any] = copy.deepcopy(dict(good.params))
     for change in changes:
         if change.kind == "params":
             set_value(raw, change.path, change.after)
     for section in seed_sections(raw, good.run):
-        entry = raw[section[0]][section[1]]
-        default = ((raw.get("defaults") or {}).get(section[0]) or {}).get(SEED, 1)
-        entry[SEED] = int(entry.get(SEED, default)) + number
+        used = max(read_seed(side, section) for side in (good.params, bad.params))
+        raw[section[0]][section[1]]["seed"] = used + number
     raw["tracking"] = {**(raw.get("tracking") or {}), "uri": ""}
     raw["tracking"].pop("sinks", None)
     return raw
@@ -306,18 +308,3 @@ def set_value(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:
         raw.pop(path[-1], None)
     else:
         raw[path[-1]] = copy.deepcopy(value)
-
-
-def seed_sections(raw: Mapping[str, Any], run: str) -> list[tuple[str, str]]:
-    """Return the sections whose seeds a trial varies: the run, every pretraining before it, and the initial weights."""
-    sections = [("finetune", run)]
-    while True:
-        section, name = sections[-1]
-        entry = (raw.get(section) or {}).get(name)
-        if not isinstance(entry, dict) or len(sections) > len(raw.get("pretrain") or {}) + 2:
-            return sections[:-1]
-        if section == "models":
-            return sections
-        start = entry.get("start") or f"initial/{entry.get('model', '')}"
-        kind, _, name = start.partition("/")
-        sections.append(("models" if kind == "initial" else kind, name))
