@@ -105,7 +105,8 @@ def test_without_differences_nothing_is_trained() -> None:
         raise AssertionError("no training is needed")
 
     assert bisect(fail, 0)[0].kind == "nothing differs"
-    assert bisect(fail, 3, seen=-1.0)[0].kind == "not lower"
+    answer, bisection = bisect(fail, 3, seen=-1.0)
+    assert answer.kind == "not lower" and bisection.try_changes(["params p1"]) == answer
     answer, _ = bisect(fail, 0, untried={"packages torch": "one environment runs all"})
     assert answer.kind == "untried" and "packages torch, or the seed" in answer.sentence
 
@@ -129,7 +130,8 @@ def test_the_budget_ends_with_the_candidates() -> None:
             raise OutOfTimeError
         return 50.0 if "params p5" in trial else 60.0
 
-    answer, _ = bisect(effect, 8)
+    answer, bisection = bisect(effect, 8)
+    assert len(bisection.rows()) == 3, "a trial without a training is not in the table"
     assert answer.kind == "out of time" and "params p5" in answer.candidates and len(answer.candidates) == 4
     assert "the drop is confirmed" in answer.sentence
 
@@ -145,6 +147,18 @@ def test_too_few_test_images_are_refused_before_anything_is_trained() -> None:
 def test_a_point_that_does_not_train_is_refused() -> None:
     with pytest.raises(DataError, match=r"vlp-vqa/1 does not train here: models\.x is unknown"):
         bisect(lambda trial: None, 2)
+
+
+def test_a_seed_that_fails_after_others_is_not_taken_for_changes_that_do_not_run() -> None:
+    made: list[Subset] = []
+
+    def effect(trial: Subset) -> float | None:
+        made.append(trial)
+        # The second seed of the first half, which has the cause, fails.
+        return None if made.count(trial) == 2 and len(trial) == 2 else 50.0 if "params p1" in trial else 60.0
+
+    with pytest.raises(DataError, match=r"params p0, params p1, seed 2: failed, and trained with other seeds"):
+        bisect(effect, 4, seed_std=6.0)
 
 
 def test_the_result_as_text_json_and_page(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path) -> None:
+def interrupt_after_one() -> Callable[[Path, Path], None]:
+    """Return a function that restores one file, and then stops as Ctrl-C does."""
+    restored: list[Path] = []
+
+    def restore(source: Path, target: Path) -> None:
+        if restored:
+            raise KeyboardInterrupt
+        restored.append(shutil.copyfile(source, target))
+
+    return restore
+
+
+def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, find = load_params(), find_cached(project)
     good, bad = read_points(project, params, ("good", "bad"))
     changes = find_changes(project, good, bad, find, "test")
@@ -110,6 +123,15 @@ def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path) -> None:
         lock = yaml.safe_load((workshop.project / "dvc.lock").read_text())
         (recorded,) = point.origin.stages["validate"]["deps"]
         assert lock["stages"]["read"]["deps"][0]["md5"] == recorded["md5"], point.name
+
+    # Ctrl-C while a batch is restored: a trial without it does not find a part of it.
+    workshop._write_data([])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("vlp_models.contrib.bisect.trials.link_or_copy", interrupt_after_one())
+        workshop._write_data([batch])
+    assert (workshop.project / batch.name).exists()
+    workshop._write_data([])
+    assert not (workshop.project / batch.name).exists()
 
     # What is outside of the project, or behind a link to it, is never written.
     outside = Workshop(**vars(workshop) | {"changes": dataclasses.replace(changes, data={"../x": "0"})})

@@ -88,28 +88,9 @@ class Bisection:
 
     def answer(self) -> Answer:
         """Return the answer; whatever the budget allows."""
+        if (untrained := self._answer_untrained()) is not None:
+            return untrained
         ids = [change.id for change in self.changes.tried]
-        good, bad = self.names
-        if not ids and not self.changes.untried:
-            return Answer(
-                kind="nothing differs",
-                sentence=f"Nothing that {bad} read differs from {good} but seeds: the difference in {self.metric} of "
-                f"{-self.seen:+.2f} is the seed alone."
-                if self.seen
-                else f"Nothing that {bad} read differs from {good}, and their scores are equal.",
-            )
-        if self.seen <= 0:
-            return Answer(
-                kind="not lower",
-                sentence=f"{bad} does not score lower than {good} on the test items of both: "
-                f"{self.metric} differs by {-self.seen:+.2f}.",
-            )
-        if not ids:
-            return Answer(
-                kind="untried",
-                sentence=f"Nothing that a trial can change differs between {good} and {bad}; what may have lowered "
-                f"{self.metric} by {self.seen:.2f} is {_join(list(self.changes.untried))}, or the seed.",
-            )
         search = Search(self._is_lower)
         causes: list[list[str]] = []
         notes: list[str] = []
@@ -132,8 +113,36 @@ class Bisection:
             notes.append("no time was left to try whether the other changes lower the score as well")
         return self._explain(causes, notes)
 
+    def _answer_untrained(self) -> Answer | None:
+        """Return the answer if it needs no training."""
+        ids = [change.id for change in self.changes.tried]
+        good, bad = self.names
+        if not ids and not self.changes.untried:
+            return Answer(
+                kind="nothing differs",
+                sentence=f"Nothing that {bad} read differs from {good} but seeds: the difference in {self.metric} of "
+                f"{-self.seen:+.2f} is the seed alone."
+                if self.seen
+                else f"Nothing that {bad} read differs from {good}, and their scores are equal.",
+            )
+        if self.seen <= 0:
+            return Answer(
+                kind="not lower",
+                sentence=f"{bad} does not score lower than {good} on the test items of both: "
+                f"{self.metric} differs by {-self.seen:+.2f}.",
+            )
+        if not ids:
+            return Answer(
+                kind="untried",
+                sentence=f"Nothing that a trial can change differs between {good} and {bad}; what may have lowered "
+                f"{self.metric} by {self.seen:.2f} is {_join(list(self.changes.untried))}, or the seed.",
+            )
+        return None
+
     def try_changes(self, ids: Sequence[str]) -> Answer:
         """Make one trial of these changes, without a search."""
+        if (untrained := self._answer_untrained()) is not None:
+            return untrained
         trial = frozenset(ids)
         try:
             early = self._confirm(frozenset(change.id for change in self.changes.tried))
@@ -208,6 +217,9 @@ class Bisection:
             work = f"{run.seconds:,.0f} s, {run.restored} stages restored, {run.ran} run"
             if run.kept:
                 work = "from an earlier command"
+            if evidence is None and trial.evidence:
+                # Memory may have been short, for example: the changes themselves do run.
+                raise DataError(f"{name}: failed, and trained with other seeds; run the command again. {run.reason}")
             if evidence is None:
                 trial.failed = run.reason or "no scores"
                 self.report(f"{name}: does not run ({trial.failed}), {work}")
@@ -300,15 +312,16 @@ class Bisection:
                 "name": self._name(trial.changes),
                 "seeds": len(trial.evidence),
                 "score": trial.score,
-                "gain": getattr(trial.decision, "value", None),
-                "low": getattr(trial.decision, "low", None),
-                "high": getattr(trial.decision, "high", None),
+                "gain": trial.decision.value if trial.decision else None,
+                "low": trial.decision.low if trial.decision else None,
+                "high": trial.decision.high if trial.decision else None,
                 "decision": "does not run" if trial.failed else _decided(trial),
                 "seconds": round(sum(run.seconds for run in trial.runs)),
                 "restored": sum(run.restored for run in trial.runs),
                 "ran": sum(run.ran for run in trial.runs),
             }
             for trial in self.trials.values()
+            if trial.runs  # else the budget ended before
         ]
 
     def result(self, answer: Answer) -> dict[str, Any]:

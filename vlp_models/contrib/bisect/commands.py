@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from typing import Annotated
 
@@ -45,13 +46,13 @@ def bisect(
         bisection = open_bisection(workspace.root, params, (good, bad), run=run, seeds=seeds, deadline=deadline)
         if unknown := set(attempt or []) - {change.id for change in bisection.changes.tried}:
             raise DataError(f"{sorted(unknown)[0]}: no such change; `vlp bisect {good} {bad} --list` lists them")
-        command = " ".join(["vlp bisect", *bisection.names, *([f"--run {run}"] if run else [])])
+        command = ["vlp", "bisect", *bisection.names, *(["--run", run] if run else [])]
         if only_list:
             result = bisection.result(bisection.list_changes())
         else:
             result = bisection.result(bisection.try_changes(attempt) if attempt else bisection.answer())
-        causes = [f'--try "{name}"' for cause in result["answer"]["causes"][:1] for name in cause]
-        result["command"] = " ".join([command, *causes])
+        causes = [word for cause in result["answer"]["causes"][:1] for name in cause for word in ("--try", name)]
+        result["command"] = shlex.join([*command, *causes])
         page = workspace.reports / "bisect.html"
         if not only_list:
             write_page(result, page)

@@ -127,7 +127,7 @@ class Workshop:
         with log.open("wb") as stream:
             code = self._call([str(Path(sys.executable).parent / "vlp"), "plan"], stream)
             code = code or self._call([*REPRO, self.good.origin.target], stream)
-        return last_words(log.read_bytes(), count=2) if code else ""
+        return f"{last_words(log.read_bytes(), count=2)}; log: {log.relative_to(self.root)}" if code else ""
 
     def _call(self, command: list[str], log: Any) -> int:
         """Run a command in the trials' project until it ends, or the budget does."""
@@ -224,7 +224,7 @@ class Workshop:
                 continue
             if not target.parent.resolve().is_relative_to(self.project.resolve()):
                 continue  # in a folder that is a link to this project's: it is there, and stays as it is
-            write_json(marks, restored := {**restored, path: ""})
+            write_json(marks, restored := {**restored, path: None})  # if interrupted, it is restored again
             with suppress(FileNotFoundError):
                 shutil.rmtree(target) if target.is_dir() and not target.is_symlink() else target.unlink()
             if md5:
