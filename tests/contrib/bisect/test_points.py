@@ -53,6 +53,19 @@ def write_scores(folder: Path, rate: float) -> None:
     write_items(folder / "items.parquet", [scores])
 
 
+def test_a_commit_is_read_as_params_are_and_named_for_good(tmp_path: Path) -> None:
+    run(tmp_path, "git", "init", "-q", "-b", "main")
+    (tmp_path / "params.yaml").write_text("languages: [en, no]\nfinetune: {vqa: {lr: 1e-4}}\n")
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"stages": {"evaluate@vqa": {"cmd": "true"}}}))
+    commit(tmp_path, "first")
+    run(tmp_path, "git", "tag", "first")
+    first, main = read_points(tmp_path, load_params(), ("first", "main"))
+    # As DVC reads it, YAML 1.2: `no` is a text, and 1e-4 a number.
+    assert first.params == {"languages": ["en", "no"], "finetune": {"vqa": {"lr": 0.0001}}}
+    # A branch names another commit tomorrow.
+    assert (first.name, main.name) == ("first", main.commit[:10])
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make two weekly commits: the second has a batch of data more, and fewer steps, which the evaluation reads."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml
-
 from vlp_models.common.packages import recorded_packages
 from vlp_models.contrib.bisect.differences import Difference, Origin, find_cached, find_differences, read_origin
 from vlp_models.errors import DataError
 from vlp_models.params import Params
+from vlp_models.params.load import read_yaml
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
 
 NAMED = 3  # params, and code files, that are named; of more, the number is stated
@@ -28,7 +27,7 @@ def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
     now = Origin(
         target=f"evaluate@{run}",
         stages=read_stages(root / LOCK_FILE) or {},
-        params=yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8")) or {},
+        params=read_yaml(root / "params.yaml"),
         packages=recorded_packages(root),
     )
     try:

@@ -23,6 +23,7 @@ from vlp_models.contrib.bisect.differences import (
     Origin,
     find_differences,
     overlaps,
+    show,
 )
 from vlp_models.contrib.bisect.points import Point, has_code
 from vlp_models.data.tables import open_parquet
@@ -55,7 +56,7 @@ class Change:
 
     def describe(self) -> str:
         if self.kind == "params":
-            return f"{self.id}: {_show(self.before)} -> {_show(self.after)}"
+            return f"{self.id}: {show(self.before)} -> {show(self.after)}"
         if self.kind == "data":
             return f"{self.id}: " + ("added" if not self.before else "removed" if not self.after else "changed")
         return self.id
@@ -283,7 +284,3 @@ def _code(root: Path, good: Point, bad: Point, difference: Difference) -> Change
             return f"{point.name} ran a version of it that commit {point.commit[:8]} does not have"
         hashes.append(digest)
     return Change(kind="code", name=difference.name, before=hashes[0], after=hashes[1], stages=difference.stages)
-
-
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

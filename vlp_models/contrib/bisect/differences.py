@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from vlp_models.common.workspace import dvc_files
 from vlp_models.data.tables import open_parquet
 from vlp_models.errors import DataError
+from vlp_models.params.load import read_plain
 from vlp_models.pipeline.dvc.lock_file import parse_stages
 from vlp_models.registry.evaluations import read_lineage, read_lineage_file
 
@@ -172,7 +171,7 @@ def _params(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
         new_value, new_stages = new_read.get(key, (new_all.get(key, ABSENT), set()))
         if old_value != new_value:
             stages = tuple(sorted(old_stages | new_stages))
-            yield Difference(kind="params", name=key, before=_show(old_value), after=_show(new_value), stages=stages)
+            yield Difference(kind="params", name=key, before=show(old_value), after=show(new_value), stages=stages)
 
 
 def _settings(side: Origin, find: Find) -> dict[str, tuple[Any, set[str]]]:
@@ -202,7 +201,7 @@ def _code(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
         yield Difference(kind="code", name=source, before=was[:8], after=now[:8], stages=tuple(sorted(stages)))
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -246,7 +245,7 @@ def read_origin(client: MlflowClient, version: ModelVersion) -> Origin:
     return Origin(
         target=f"evaluate@{record['run']}",
         stages=stages,
-        params=yaml.safe_load(texts["params.yaml"] or "") or {},
+        params=read_plain(texts["params.yaml"] or "", Path("params.yaml")) or {},
         packages=record.get("packages", {}),
     )
 

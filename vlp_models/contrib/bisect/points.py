@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from vlp_models.common.packages import FOLDER as PACKAGES
 from vlp_models.common.plugins import PACKAGE
@@ -16,6 +14,7 @@ from vlp_models.common.workspace import run_git
 from vlp_models.contrib.bisect.differences import Find, Origin, read_origin
 from vlp_models.errors import DataError, VLPError
 from vlp_models.params import Params
+from vlp_models.params.load import read_plain
 from vlp_models.pipeline.dvc.lock_file import parse_stages
 from vlp_models.registry.promotion.gate import Measurement, measure
 from vlp_models.registry.promotion.gate_rule import MetricSpec
@@ -62,11 +61,11 @@ def read_points(root: Path, params: Params, names: tuple[str, str], run: str = "
     (run,) = runs
     finished = []
     for point in points:
-        origin = Origin(**vars(point.origin) | {"target": f"evaluate@{run}"})
+        origin = replace(point.origin, target=f"evaluate@{run}")
         if origin.target not in origin.stages:
             evaluated = sorted(name.partition("@")[2] for name in origin.stages if name.startswith("evaluate@"))
             raise DataError(f"{point.name} has no evaluation of {run}; it has: {', '.join(evaluated) or 'none'}")
-        finished.append(Point(**vars(point) | {"origin": origin}))
+        finished.append(replace(point, origin=origin))
     return finished
 
 
@@ -77,7 +76,7 @@ def _read_point(root: Path, params: Params, name: str, run: str) -> Point:
     texts = {
         file: (run_git(root, "show", f"{commit}:./{file}") or b"").decode() for file in ("dvc.lock", "params.yaml")
     }
-    stages, raw = parse_stages(texts["dvc.lock"]), yaml.safe_load(texts["params.yaml"]) or {}
+    stages, raw = parse_stages(texts["dvc.lock"]), read_plain(texts["params.yaml"], Path(f"{name}:params.yaml")) or {}
     if not stages or not raw:
         missing = "dvc.lock" if not stages else "params.yaml"
         raise DataError(f"commit {name} has no {missing}; a commit after `vlp run`, or by `flow.commit`, has both")
@@ -86,9 +85,11 @@ def _read_point(root: Path, params: Params, name: str, run: str) -> Point:
         record = json.loads(run_git(root, "show", f"{commit}:./{file}") or b"{}")
         packages[str(record.get("package", file))] = str(record.get("version", ""))
     origin = Origin(target=f"evaluate@{run}", stages=stages, params=raw, packages=packages)
-    # `HEAD~1` names another commit tomorrow.
-    is_relative = name.startswith(("HEAD", "@")) or any(character in name for character in "~^{:")
-    return Point(name=commit[:10] if is_relative else name, origin=origin, commit=commit, params=raw)
+    # A branch and `HEAD~1` name another commit tomorrow; a tag does not.
+    full_name = run_git(root, "rev-parse", "--symbolic-full-name", name) or b""
+    return Point(
+        name=name if full_name.startswith(b"refs/tags/") else commit[:10], origin=origin, commit=commit, params=raw
+    )
 
 
 def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
@@ -108,7 +109,7 @@ def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
             "list them"
         ) from None
     if run:
-        origin = Origin(**vars(origin) | {"target": f"evaluate@{run}"})
+        origin = replace(origin, target=f"evaluate@{run}")
     # `COMMIT+changes` had uncommitted changes; each code file is compared with its recorded hash before it is used.
     commit = str(record.get("git_commit", "")).partition("+")[0]
     if run_git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
