@@ -158,7 +158,7 @@ def test_a_seed_that_fails_after_others_is_not_taken_for_changes_that_do_not_run
         return None if made.count(trial) == 2 and len(trial) == 2 else 50.0 if "params p1" in trial else 60.0
 
     with pytest.raises(DataError, match=r"params p0, params p1, seed 2: failed, and trained with other seeds"):
-        bisect(effect, 4, seed_std=6.0)
+        bisect(effect, 4, seed_std=3.0)
 
 
 def test_the_result_as_text_json_and_page(tmp_path: Path) -> None:

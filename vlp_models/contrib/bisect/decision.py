@@ -15,6 +15,7 @@ from vlp_models.metrics.gain import Gain, gain_over_seeds
 from vlp_models.metrics.score import Evidence
 
 ALPHA = 0.05  # error of each decision
+DROP_ALPHA = 0.019  # of each look at the drop: 5% in all over four looks (Pocock, 1977)
 POWER = 0.8
 
 
@@ -78,7 +79,7 @@ def confirm_drop(bad: Sequence[Evidence], good: Sequence[Evidence], rule: Compar
     """Decide whether the bad side is lower at all: True; or by less than half of the drop that was seen: False."""
     gain = measure_gain(bad, good, rule, ())
     lower: bool | None = None
-    if gain.p_value_below(0.0) <= ALPHA:
+    if gain.p_value_below(0.0) <= DROP_ALPHA:
         lower = True
     elif gain.p_value(-seen / 2) <= ALPHA:
         lower = False
