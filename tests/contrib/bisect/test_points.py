@@ -159,6 +159,17 @@ def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path, monkeypatc
     bisection = open_bisection(project, params, ("good", "bad"), run="", seeds=3, deadline=float("inf"))
     assert bisection.seen == pytest.approx(20.0) and bisection.metric == "accuracy"
     assert bisection.list_changes().candidates == [change.id for change in changes.tried]
+    lower = dataclasses.replace(params.promotion.gate("vqa"), direction="lower")
+    promotion = dataclasses.replace(params.promotion, tasks={**params.promotion.tasks, "vqa": lower})
+    worse = open_bisection(
+        project,
+        dataclasses.replace(params, promotion=promotion),
+        ("bad", "good"),
+        run="",
+        seeds=3,
+        deadline=float("inf"),
+    )
+    assert worse.seen == pytest.approx(20.0) and worse.metric == "minus accuracy", "lower values are better"
     same = open_bisection(project, params, ("bad", "bad"), run="", seeds=3, deadline=float("inf"))
     assert same.answer().kind == "nothing differs"
 

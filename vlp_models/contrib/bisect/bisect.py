@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from vlp_models.contrib.bisect.changes import Changes, find_changes
@@ -46,10 +47,6 @@ class Trial:
     evidence: list[Evidence] = field(default_factory=list)
     decision: Decision | None = None
     failed: str = ""
-
-    @property
-    def score(self) -> float | None:
-        return sum(map(value_of, self.evidence)) / len(self.evidence) if self.evidence else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +222,7 @@ class Bisection:
                 self.report(f"{name}: does not run ({trial.failed}), {work}")
             else:
                 trial.evidence.append(evidence)
-                self.report(f"{name}: {self.metric} {value_of(evidence):.2f}, {work}")
+                self.report(f"{name}: {self.metric} {self._score(evidence):.2f}, {work}")
         return trial.evidence[:count]
 
     def _is_lower(self, changes: Subset) -> bool:
@@ -254,6 +251,9 @@ class Bisection:
     def _is_rest_lower(self, remaining: Sequence[str]) -> bool:
         """Return whether the changes that are no cause lower the score, too: another cause is among them."""
         return bool(remaining) and self._is_lower(frozenset(remaining))
+
+    def _score(self, run: Evidence) -> float:
+        return self.rule.sign * value_of(run)
 
     def _name(self, changes: Subset) -> str:
         if not changes:
@@ -311,7 +311,7 @@ class Bisection:
                 "changes": sorted(trial.changes),
                 "name": self._name(trial.changes),
                 "seeds": len(trial.evidence),
-                "score": trial.score,
+                "score": fmean(map(self._score, trial.evidence)) if trial.evidence else None,
                 "gain": trial.decision.value if trial.decision else None,
                 "low": trial.decision.low if trial.decision else None,
                 "high": trial.decision.high if trial.decision else None,
@@ -367,7 +367,8 @@ def open_bisection(
 
     return Bisection(
         names=(good.name, bad.name),
-        metric=spec.metric,
+        # All values are then higher if better, and all sentences of one form.
+        metric=spec.metric if sign > 0 else f"minus {spec.metric}",
         changes=changes,
         train=train,
         rule=CompareRule(
