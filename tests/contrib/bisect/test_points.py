@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 import yaml
 from cloned_project import commit, run
 
+from vlp_models.common.source_hash import hash_source_text
 from vlp_models.contrib.bisect.bisect import open_bisection
 from vlp_models.contrib.bisect.changes import find_changes
-from vlp_models.contrib.bisect.differences import find_cached
-from vlp_models.contrib.bisect.points import read_points
+from vlp_models.contrib.bisect.differences import Origin, find_cached
+from vlp_models.contrib.bisect.points import Point, read_points
 from vlp_models.contrib.bisect.trials import Workshop
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import ItemScores, write_items
@@ -64,6 +66,31 @@ def test_a_commit_is_read_as_params_are_and_named_for_good(tmp_path: Path) -> No
     assert first.params == {"languages": ["en", "no"], "finetune": {"vqa": {"lr": 0.0001}}}
     # A branch names another commit tomorrow.
     assert (first.name, main.name) == ("first", main.commit[:10])
+
+
+def test_the_code_of_what_only_one_point_uses_is_a_change(tmp_path: Path) -> None:
+    """A model family that was added, or was there and has changed, is not in the code of the good point's stages."""
+    run(tmp_path, "git", "init", "-q", "-b", "main")
+    points = []
+    for name, text in (("good", "a = 1"), ("bad", "a = 2")):
+        package = tmp_path / "vlp_models"
+        (package / "cli").mkdir(parents=True, exist_ok=True)
+        for source in ("cli/__init__.py", "models/equal.py", "models/changed.py"):
+            (package / source).parent.mkdir(exist_ok=True)
+            (package / source).write_text(text if "changed" in source else "")
+        hashes = {
+            source: hash_source_text((package / source).read_bytes(), source)
+            for source in ("models/equal.py", "models/changed.py")
+        }
+        (tmp_path / name).write_text(json.dumps(hashes))
+        commit(tmp_path, name)
+        dependency = {"path": "data/plan/code/models/family.json", "md5": name}
+        stages = {"evaluate@vqa": {"deps": [dependency] if name == "bad" else []}}
+        origin = Origin(target="evaluate@vqa", stages=stages, params={}, packages={})
+        sha = run(tmp_path, "git", "rev-parse", "HEAD").stdout.strip()
+        points.append(Point(name=name, origin=origin, commit=sha))
+    changes = find_changes(tmp_path, *points, lambda md5: tmp_path / md5 if md5 else None, "test")
+    assert [change.id for change in changes.tried] == ["code models/changed.py"] and not changes.untried
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from vlp_models.common.source_hash import hash_source_text
 from vlp_models.common.workspace import run_git
 from vlp_models.contrib.bisect.differences import (
     ABSENT,
+    CODE,
     PLAN,
     VALIDATED,
     Difference,
@@ -23,6 +24,7 @@ from vlp_models.contrib.bisect.differences import (
     Origin,
     find_differences,
     overlaps,
+    require_cached,
     show,
 )
 from vlp_models.contrib.bisect.points import Point, has_code
@@ -99,16 +101,19 @@ def find_changes(root: Path, good: Point, bad: Point, find: Find, split: str) ->
     ]
     if notes:
         notes.append("each trial is compared with the good side on the test items that both have")
-    code = []
-    for difference in (d for d in read if d.kind == "code"):
+    code: dict[str, Change] = {}
+    sources = [difference for difference in read if difference.kind == "code"]
+    if has_code(root, good.commit) and has_code(root, bad.commit):
+        sources += _one_sided_code(good.origin, bad.origin, find)
+    for difference in sources:
         change = _code(root, good, bad, difference)
         if isinstance(change, str):
             untried[f"code {difference.name}"] = change
-        else:
-            code.append(change)
+        elif change.before != change.after:
+            code.setdefault(change.name, change)
     for difference in (d for d in read if d.kind == "packages"):
         untried[f"packages {difference.name}: {difference.before} -> {difference.after}"] = "one environment runs all"
-    tried = [*params, *data, *code]
+    tried = [*params, *data, *code.values()]
     cost = {change.id: _cost(bad.origin, change) for change in tried}
     # Cheap ones first: the first half is the one that a trial makes. Those of a kind stay together.
     tried.sort(key=lambda change: (cost[change.id], change.kind, change.name))
@@ -269,6 +274,16 @@ def read_file(root: Path, path: str, *points: Point) -> bytes | None:
     if (root / path).is_file():
         return (root / path).read_bytes()
     return next((content for point in points if (content := _committed(root, point, path))), None)
+
+
+def _one_sided_code(good: Origin, bad: Origin, find: Find) -> Iterator[Difference]:
+    """Yield the source files of what only one point uses, such as a new model family, whether they differ or not."""
+    old, new = good.plan_files(CODE), bad.plan_files(CODE)
+    for path in sorted(old.keys() ^ new.keys()):
+        md5, stages = (old | new)[path]
+        for source, digest in json.loads(require_cached(md5, path, find).read_bytes()).items():
+            before, after = (digest, ABSENT) if path in old else (ABSENT, digest)
+            yield Difference(kind="code", name=source, before=before, after=after, stages=tuple(sorted(stages)))
 
 
 def _code(root: Path, good: Point, bad: Point, difference: Difference) -> Change | str:

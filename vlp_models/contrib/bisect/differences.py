@@ -150,7 +150,7 @@ def _read_rows(table: str, md5: str, find: Find) -> dict[tuple[str, str], set[tu
     files = {entry["relpath"]: entry["md5"] for entry in _read_list(md5, VALIDATED, find)}
     if f"{table}.parquet" not in files:
         return {}
-    images, path = (_require(files[f"{name}.parquet"], name, find) for name in ("images", table))
+    images, path = (require_cached(files[f"{name}.parquet"], name, find) for name in ("images", table))
     group_of = {row[0]: (row[1], row[2]) for row in _read_columns(images, ("image_id", "source", "split"))}
     grouped: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
     for row in _read_columns(path, TABLES[table]):
@@ -178,7 +178,7 @@ def _settings(side: Origin, find: Find) -> dict[str, tuple[Any, set[str]]]:
     """Return the settings of evaluations, which `plan` writes to a file, as params."""
     values = {}
     for path, (md5, stages) in side.plan_files(SETTINGS).items():
-        for name, value in json.loads(_require(md5, path, find).read_bytes()).items():
+        for name, value in json.loads(require_cached(md5, path, find).read_bytes()).items():
             values[f"evaluate.{name}"] = value, stages
     return values
 
@@ -192,7 +192,7 @@ def _code(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
     for path in sorted(old.keys() & new.keys()):
         if old[path][0] == new[path][0]:
             continue
-        hashes = [json.loads(_require(side[path][0], path, find).read_bytes()) for side in (old, new)]
+        hashes = [json.loads(require_cached(side[path][0], path, find).read_bytes()) for side in (old, new)]
         for source in sorted(hashes[0].keys() | hashes[1].keys()):
             was, now = (side.get(source, ABSENT) for side in hashes)
             if was != now:
@@ -205,7 +205,7 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _require(md5: str, name: str, find: Find) -> Path:
+def require_cached(md5: str, name: str, find: Find) -> Path:
     file = find(md5)
     if file is None:
         raise DataError(
@@ -216,7 +216,7 @@ def _require(md5: str, name: str, find: Find) -> Path:
 
 def _read_list(md5: str, name: str, find: Find) -> list[dict[str, str]]:
     """Return the files of a folder that DVC has recorded."""
-    return list(json.loads(_require(md5, name, find).read_bytes())) if md5 else []
+    return list(json.loads(require_cached(md5, name, find).read_bytes())) if md5 else []
 
 
 def format_differences(differences: list[Difference]) -> list[str]:
