@@ -20,7 +20,7 @@ from vlp_models.contrib.bisect.bisect import open_bisection
 from vlp_models.contrib.bisect.changes import find_changes
 from vlp_models.contrib.bisect.differences import Origin, find_cached
 from vlp_models.contrib.bisect.points import Point, read_points
-from vlp_models.contrib.bisect.trials import Workshop
+from vlp_models.contrib.bisect.trials import TrialRunner
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import ItemScores, write_items
 from vlp_models.params import load_params
@@ -149,37 +149,37 @@ def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path, monkeypatc
     assert changes.unread == ["drift.images"] and not changes.untried
 
     # A trial's project has the data of the dvc.lock of the point, to the byte.
-    workshop = Workshop(
+    runner = TrialRunner(
         root=project, folder=project / ".work" / "trial", good=good, bad=bad, changes=changes, find=find
     )
-    workshop.check_data()
+    runner.check_data()
     for trial, point in (([], good), ([batch], bad), ([], good)):
-        workshop.prepare()
-        workshop._write_data(trial)
+        runner.prepare()
+        runner._write_data(trial)
         stages = {"read": {"cmd": "true", "deps": ["data/accepted"]}}
-        (workshop.project / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-        (workshop.project / "dvc.lock").unlink(missing_ok=True)
-        run(workshop.project, "dvc", "repro", "-q")
-        lock = yaml.safe_load((workshop.project / "dvc.lock").read_text())
+        (runner.project / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        (runner.project / "dvc.lock").unlink(missing_ok=True)
+        run(runner.project, "dvc", "repro", "-q")
+        lock = yaml.safe_load((runner.project / "dvc.lock").read_text())
         (recorded,) = point.origin.stages["validate"]["deps"]
         assert lock["stages"]["read"]["deps"][0]["md5"] == recorded["md5"], point.name
 
     # Ctrl-C while a batch is restored: a trial without it does not find a part of it.
-    workshop._write_data([])
+    runner._write_data([])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("vlp_models.contrib.bisect.trials.link_or_copy", interrupt_after_one())
-        workshop._write_data([batch])
-    assert (workshop.project / batch.name).exists()
-    workshop._write_data([])
-    assert not (workshop.project / batch.name).exists()
+        runner._write_data([batch])
+    assert (runner.project / batch.name).exists()
+    runner._write_data([])
+    assert not (runner.project / batch.name).exists()
 
     # What is outside of the project, or behind a link to it, is never written.
-    outside = Workshop(**vars(workshop) | {"changes": dataclasses.replace(changes, data={"../x": "0"})})
+    outside = TrialRunner(**vars(runner) | {"changes": dataclasses.replace(changes, data={"../x": "0"})})
     with pytest.raises(DataError, match=r"\.\./x: outside of the project"):
         outside.check_data()
     (project / "data" / "raw" / "words.txt").write_text("a word")
-    (workshop.project / "data" / "raw").symlink_to(project / "data" / "raw")
-    linked = Workshop(**vars(workshop) | {"changes": dataclasses.replace(changes, data={"data/raw/words.txt": "0"})})
+    (runner.project / "data" / "raw").symlink_to(project / "data" / "raw")
+    linked = TrialRunner(**vars(runner) | {"changes": dataclasses.replace(changes, data={"data/raw/words.txt": "0"})})
     linked._write_data([])
     assert (project / "data" / "raw" / "words.txt").read_text() == "a word"
 

@@ -16,7 +16,7 @@ from vlp_models.contrib.bisect.decision import CompareRule, Decision, confirm_dr
 from vlp_models.contrib.bisect.differences import find_cached
 from vlp_models.contrib.bisect.points import read_points, read_scores, require_measurement
 from vlp_models.contrib.bisect.search import Search, Subset
-from vlp_models.contrib.bisect.trials import OutOfTimeError, Run, Workshop
+from vlp_models.contrib.bisect.trials import OutOfTimeError, Run, TrialRunner
 from vlp_models.errors import DataError, shorten_list
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.score import Evidence
@@ -356,11 +356,11 @@ def open_bisection(
     seen = sign * (value_of(good_scores) - value_of(bad_scores))
     key = hashlib.sha256(json.dumps([good.origin.stages, bad.origin.stages, good.run], sort_keys=True).encode())
     folder = root / ".work" / "bisect" / key.hexdigest()[:12]
-    workshop = Workshop(root=root, folder=folder, good=good, bad=bad, changes=changes, find=find, deadline=deadline)
-    workshop.check_data()
+    runner = TrialRunner(root=root, folder=folder, good=good, bad=bad, changes=changes, find=find, deadline=deadline)
+    runner.check_data()
 
     def train(trial: Subset, number: int) -> tuple[Run, Evidence | None]:
-        result = workshop.run(trial, number)
+        result = runner.run(trial, number)
         if result.scores is None:
             return result, None
         return result, require_measurement(result.scores, spec, "a trial").evidence

@@ -62,8 +62,12 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class Workshop:
-    """Makes the trials of one comparison. folder: their project, scores and logs. deadline: of `time.monotonic`."""
+class TrialRunner:
+    """Train and evaluate the trials of one comparison.
+
+    folder    their project, scores and logs
+    deadline  of `time.monotonic`
+    """
 
     root: Path
     folder: Path
