@@ -435,7 +435,13 @@ class Judge:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 memory[name] = sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))
-        self.measured |= {"disk": dict(disk), "memory": dict(memory)}
+        self.measured |= {"disk": dict(disk), "memory": dict(memory), "images": self.count_images()}
+
+    def count_images(self) -> int:
+        """Return the number of validated images: features, shards and their copies in the cache grow with it."""
+        import pyarrow.parquet as parquet
+
+        return int(parquet.read_metadata(self.project / "data" / "validated" / "images.parquet").num_rows)
 
     def prefect(self, path: str, body: Any) -> Any:
         return call(f"http://127.0.0.1:{self.context['prefect']}/api{path}", body)

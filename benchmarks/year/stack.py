@@ -317,10 +317,17 @@ class Stack:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def age(self, week: int) -> None:
-        """Let a week pass: date the measurements of the disk, and the keepers' notices, back.
+        """Let a week pass: date the stages' work, the measurements of the disk and the keepers' notices back.
 
         `retention.days` depends on the kernel's times, which nobody can set, so old submissions are deleted here.
         """
+        seen = set()  # inodes: a file may have several links
+        for stage in (self.project / ".work").iterdir():
+            for file in stage.rglob("*") if stage.name != "stack" else ():
+                status = file.lstat()
+                if status.st_ino not in seen:
+                    seen.add(status.st_ino)
+                    os.utime(file, (status.st_atime - WEEK, status.st_mtime - WEEK), follow_symlinks=False)
         done = self.project / "data" / "inbox" / "done"
         for folder in done.iterdir() if done.exists() else ():
             number = folder.name.removeprefix("week-")

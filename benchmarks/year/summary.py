@@ -17,7 +17,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MONTH = 4  # weeks
 # What retention is to bound. The archive (DVC's remote) keeps all weeks, so that any can be pulled; the images of the
-# drops are data, which is never deleted.
+# drops are data, which is never deleted. The features and shards of the kept weeks grow with the number of images, so
+# the sum is also given per 1,000 images.
 BOUNDED = ("cache", "prefect", "work", "artifacts", "database")
 WIDTH, LEFT, RIGHT = 900, 60, 20
 
@@ -66,21 +67,30 @@ def growth(weeks: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]
 
     The line is fitted to the weeks after the first month.
     """
-    rows = []
     parts = sorted({part for week in weeks for part in week.get(kind, {})})
     groups: list[tuple[str, tuple[str, ...]]] = [(part, (part,)) for part in parts]
     groups.append(("all", tuple(parts)))
     if kind == "disk":
         groups.append(("bounded", BOUNDED))
+    measured = [week for week in weeks if kind in week]
+    rows = []
     for name, members in groups:
-        values = [sum(week[kind].get(part, 0) for part in members) / 1e6 for week in weeks if kind in week]
-        row = {"part": name, "month": values[min(MONTH, len(values)) - 1], "end": values[-1]}
-        later = values[MONTH - 1 :]
-        if len(later) > MONTH and row["month"]:
-            slope = statistics.linear_regression(range(len(later)), later).slope
-            row |= {"slope": slope, "percent": 100 * slope / row["month"]}
-        rows.append(row)
+        values = [sum(week[kind].get(part, 0) for part in members) / 1e6 for week in measured]
+        rows.append(fit_line(name, values))
+        if name == "bounded":
+            images: list[int] = [week["images"] for week in measured]
+            relative = [1000 * value / count for value, count in zip(values, images, strict=True)]
+            rows.append(fit_line("bounded, per 1,000 images", relative))
     return rows
+
+
+def fit_line(name: str, values: Sequence[float]) -> dict[str, Any]:
+    row = {"part": name, "month": values[min(MONTH, len(values)) - 1], "end": values[-1]}
+    later = values[MONTH - 1 :]
+    if len(later) > MONTH and row["month"]:
+        slope = statistics.linear_regression(range(len(later)), later).slope
+        row |= {"slope": slope, "percent": 100 * slope / row["month"]}
+    return row
 
 
 def draw(weeks: Sequence[Mapping[str, Any]]) -> str:

@@ -133,10 +133,14 @@ def test_judge_counts_the_messages_about_a_fault(judged: judge.Judge, tmp_path: 
 
 
 def test_growth_is_a_line_through_the_weeks_after_the_first_month() -> None:
-    weeks = [{"disk": {"cache": 100e6 + (1e6 * week if week > 4 else 0)}} for week in range(1, 53)]
-    (row,) = [row for row in summary.growth(weeks, "disk") if row["part"] == "cache"]
-    assert row["month"] == 100 and row["end"] == 152
-    assert row["percent"] == pytest.approx(1.0, abs=0.02)
+    weeks = [
+        {"disk": {"cache": 1e6 * (100 + max(0, week - 4))}, "images": 1000 + 10 * max(0, week - 4)}
+        for week in range(1, 53)
+    ]
+    rows = {row["part"]: row for row in summary.growth(weeks, "disk")}
+    assert rows["cache"]["month"] == 100 and rows["cache"]["end"] == 148
+    assert rows["cache"]["percent"] == pytest.approx(1.0)
+    assert rows["bounded, per 1,000 images"]["percent"] == pytest.approx(0.0)
 
 
 @pytest.mark.long
