@@ -78,14 +78,13 @@ def growth(weeks: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]
         values = [sum(week[kind].get(part, 0) for part in members) / 1e6 for week in measured]
         rows.append(fit_line(name, values))
         if name == "bounded":
-            images: list[int] = [week["images"] for week in measured]
-            relative = [1000 * value / count for value, count in zip(values, images, strict=True)]
+            relative = [1000 * value / week["images"] for value, week in zip(values, measured, strict=True)]
             rows.append(fit_line("bounded, per 1,000 images", relative))
     return rows
 
 
 def fit_line(name: str, values: Sequence[float]) -> dict[str, Any]:
-    row = {"part": name, "month": values[min(MONTH, len(values)) - 1], "end": values[-1]}
+    row: dict[str, Any] = {"part": name, "month": values[min(MONTH, len(values)) - 1], "end": values[-1]}
     later = values[MONTH - 1 :]
     if len(later) > MONTH and row["month"]:
         slope = statistics.linear_regression(range(len(later)), later).slope
