@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,3 +106,20 @@ def test_watch_detects(
     monkeypatch.setattr("watch.LONGEST", 0.3)
     found = {finding.kind for finding in watched.run("test", attempt, b"")}
     assert found == ({kind} if kind else set())
+
+
+def test_what_a_thread_of_another_test_does_is_no_finding(watched: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watch.LONGEST", 0.3)
+    stop = threading.Event()
+
+    def look_at_a_socket() -> None:
+        while not stop.wait(0.001):
+            connects(b"")
+
+    thread = threading.Thread(target=look_at_a_socket)
+    thread.start()
+    try:
+        assert {finding.kind for finding in watched.run("test", spins, b"")} == {"hang"}
+    finally:
+        stop.set()
+        thread.join()

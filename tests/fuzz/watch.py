@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._looking = False
+        self._others: set[int | None] = set()  # threads that other tests of this process have left
         self._escapes: list[str] = []
         sys.addaudithook(self._audit)  # can't be taken back, hence `_looking`
 
@@ -56,6 +58,7 @@ class Watch:
         """Empty where the input was taken, or refused as it should be."""
         found: list[Finding] = []
         self._escapes = []
+        self._others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         began = time.process_time()
         try:
             with self._within_time(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -91,7 +94,7 @@ class Watch:
                 signal.signal(number, handler)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._looking:
+        if not self._looking or threading.get_ident() in self._others:
             return
         if event == "open":
             self._opened(*arguments)
