@@ -159,7 +159,7 @@ def _params(good: Origin, bad: Origin, settings: set[str]) -> tuple[list[Change]
 
 
 def differing(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield the keys and both values of what differs: single values, and mappings that only one side has."""
+    """Yield key and both values for each difference: single values, and mappings that only one side has."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted(before.keys() | after.keys(), key=str):
             yield from differing(before.get(key, ABSENT), after.get(key, ABSENT), (*path, str(key)))
@@ -277,7 +277,7 @@ def read_file(root: Path, path: str, *points: Point) -> bytes | None:
 
 
 def _one_sided_code(good: Origin, bad: Origin, find: Find) -> Iterator[Difference]:
-    """Yield the source files of what only one point uses, such as a new model family, whether they differ or not."""
+    """Yield the source files that only one point uses, such as a new model family, whether they differ or not."""
     old, new = good.plan_files(CODE), bad.plan_files(CODE)
     for path in sorted(old.keys() ^ new.keys()):
         md5, stages = (old | new)[path]

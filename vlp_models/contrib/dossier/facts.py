@@ -88,7 +88,7 @@ def select_decisions(entries: Iterable[Mapping[str, Any]], name: str) -> list[Ma
 def _hash_code(root: Path, names: Iterable[str]) -> dict[str, str]:
     """Return file -> sha256 of a version's copy of its code.
 
-    The hashes in content.json leave out comments and docstrings, so nobody could compare them with a file.
+    The hashes in content.json leave out comments and docstrings, so they are not those of a file.
     """
     # An entry point such as `vlp_models.tasks.vqa:VQA` is no file.
     files = [file for name in names if (file := code_file(root, name)).is_file()]

@@ -35,7 +35,7 @@ LONG_LOG, KEPT_LOG = 16 * 2**20, 2**20  # bytes
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was deleted of one kind, or would be. names: of what is worth listing; none of files in DVC's cache."""
+    """What was deleted of one kind, or would be. names: empty for files in DVC's cache."""
 
     kind: str
     count: int
