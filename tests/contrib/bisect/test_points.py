@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from cloned_project import commit, run
 
 from vlp_models.common.source_hash import hash_source_text
 from vlp_models.contrib.bisect.bisect import open_bisection
-from vlp_models.contrib.bisect.changes import find_changes
+from vlp_models.contrib.bisect.changes import Changes, find_changes
 from vlp_models.contrib.bisect.differences import Origin, find_cached
 from vlp_models.contrib.bisect.points import Point, read_points
 from vlp_models.contrib.bisect.trials import TrialRunner
@@ -216,3 +219,45 @@ def test_the_changes_of_a_week_and_the_data_of_a_trial(project: Path, monkeypatc
     shutil.rmtree(project / batch.name)
     with pytest.raises(DataError, match=r"not in DVC's cache; restore it or `dvc fetch"):
         open_bisection(project, params, ("good", "bad"), run="", seeds=3, deadline=float("inf"))
+
+
+def make_point(root: Path, name: str, md5: str) -> Point:
+    """Commit what is there; return a point that read data/raw/lists with this md5."""
+    commit(root, name)
+    stages = {"evaluate@vqa": {"deps": [{"path": "data/raw/lists", "md5": md5}]}}
+    origin = Origin(target="evaluate@vqa", stages=stages, params={}, packages={})
+    return Point(name=name, origin=origin, commit=run(root, "git", "rev-parse", "HEAD").stdout.strip())
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_raw_data_in_git_alone_is_tried_only_if_its_content_is_there(tmp_path: Path, is_folder: bool) -> None:
+    """A folder, or a file with changes that were not committed, would be what is there now on both sides."""
+    run(tmp_path, "git", "init", "-q")
+    path, points = tmp_path / "data" / "raw" / "lists", []
+    for name in ("good", "bad"):
+        file = path / "list.txt" if is_folder else path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+        md5 = "0123.dir" if is_folder else hashlib.md5(name.encode()).hexdigest()
+        points.append(make_point(tmp_path, name, f"{name}{md5}" if is_folder else md5))
+    changes = find_changes(tmp_path, *points, lambda md5: None, "test")
+    assert bool(changes.tried) is not is_folder and ("data data/raw/lists" in changes.untried) is is_folder
+    if not is_folder:
+        path.write_text("edited, then run")
+        dirty = make_point(tmp_path, "later", "f" * 32)
+        assert "data data/raw/lists" in find_changes(tmp_path, points[0], dirty, lambda md5: None, "test").untried
+
+
+def test_a_trial_has_its_own_code_first_and_keeps_the_rest_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "plugins-on-the-path")
+    point = Point(name="good", origin=Origin(target="evaluate@vqa", stages={}, params={}, packages={}))
+    changes = Changes(tried=[], untried={}, unread=[], data={})
+    runner = TrialRunner(root=tmp_path, folder=tmp_path, good=point, bad=point, changes=changes, find=lambda md5: None)
+    (runner.project / "vlp_models").mkdir(parents=True)
+    log = tmp_path / "log.txt"
+    with log.open("wb") as stream:
+        assert runner._call([sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], stream) == 0
+    own, *others = log.read_text().split()[-1].split(os.pathsep)
+    assert own == str(runner.project) and "plugins-on-the-path" in others

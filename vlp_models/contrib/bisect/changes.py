@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -225,7 +226,7 @@ def _data(root: Path, good: Point, bad: Point, find: Find) -> tuple[list[Change]
                     changes.append(Change(kind="data", name=batch, before=was, after=now, stages=stages))
         elif not before or not after:
             same[path] = before or after
-        elif all(find(md5) or _committed(root, point, path) for md5, point in ((before, good), (after, bad))):
+        elif all(find(md5) or _is_committed(root, point, path, md5) for md5, point in ((before, good), (after, bad))):
             changes.append(Change(kind="data", name=path, before=before, after=after, stages=stages))
         else:
             untried[f"data {path}"] = f"not in DVC's cache; `dvc add {path}` keeps later versions of it"
@@ -239,6 +240,11 @@ def _readers(origin: Origin, path: str) -> set[str]:
 
 def _committed(root: Path, point: Point, path: str) -> bytes | None:
     return run_git(root, "show", f"{point.commit}:./{path}") if point.commit else None
+
+
+def _is_committed(root: Path, point: Point, path: str, md5: str) -> bool:
+    """Return whether the point's commit has the file with this content. Of a folder, git shows only the names."""
+    return hashlib.md5(_committed(root, point, path) or b"").hexdigest() == md5
 
 
 def _batches(root: Path, point: Point, find: Find) -> dict[str, str]:

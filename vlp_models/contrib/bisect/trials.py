@@ -137,7 +137,9 @@ class TrialRunner:
         """Run a command in the trials' project until it ends, or the budget does."""
         environment = command_environment()
         if (self.project / PACKAGE).is_dir():
-            environment["PYTHONPATH"] = os.fspath(self.project.absolute())
+            # This package's code is the trial's; plugins and vocabularies on the path stay there.
+            path = [os.fspath(self.project.absolute()), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         process = start_supervised(command, environment, cwd=self.project, stdout=log, stderr=subprocess.STDOUT)
         try:
             remaining = self.deadline - time.monotonic()
