@@ -45,7 +45,7 @@ class Row:
     def is_injected(self, drop: float | None, alone: Sequence[float | None]) -> bool:
         """Return whether the drops, of all changes and of each of a pair alone, are as the kind requires."""
         singles = [single for single in alone if single is not None]
-        if drop is None or len(singles) < len(alone):
+        if drop is None or (self.kind == "two" and len(singles) < len(alone)):
             return False
         if self.kind == "together" and any(single > MIN_DROP / 2 for single in singles):
             return False

@@ -9,7 +9,8 @@ ones; then `vlp bisect GOOD BAD --json` runs. Finished rows are kept in FOLDER/r
 A harmful change is harmful: the bad commit's own accuracy is at least 8 points below that of the good one, with the
 same seed. Each has two doses; the weaker one is replaced by the stronger if its drop is below that. This is decided
 before bisect runs, and both drops are recorded; a row with a smaller drop at the stronger dose is `not harmful`. Of two
-causes, each lowers the score by 8 points alone; of a pair that does so together, neither by more than 4. A row
+causes, each lowers the score by 8 points alone; of a pair that does so together, neither by more than 4 or
+it does not run. A row
 without a cause has the first of the seeds 2 to 4 that scores at least a point lower, as people ask after such a seed,
 or else the last one.
 
@@ -102,9 +103,9 @@ class Project:
 
     def evaluate(self) -> float | None:
         """Train and evaluate; return the accuracy on test, or None if it does not run."""
-        self.run("vlp", "plan")
-        if self.run(*REPRO, TARGET, check=False).returncode:
-            return None
+        for command in (("vlp", "plan"), (*REPRO, TARGET)):
+            if self.run(*command, check=False).returncode:
+                return None
         scores = read_json(self.folder / "reports/eval/vqa/scores.json")
         return next(float(score["value"]) for score in scores if score["metric"] == "accuracy")
 

@@ -248,16 +248,34 @@ def test_raw_data_in_git_alone_is_tried_only_if_its_content_is_there(tmp_path: P
         assert "data data/raw/lists" in find_changes(tmp_path, points[0], dirty, lambda md5: None, "test").untried
 
 
+def make_runner(root: Path) -> TrialRunner:
+    """Return the runner of a comparison without changes."""
+    point = Point(name="good", origin=Origin(target="evaluate@vqa", stages={}, params={}, packages={}))
+    changes = Changes(tried=[], untried={}, unread=[], data={})
+    return TrialRunner(root=root, folder=root, good=point, bad=point, changes=changes, find=lambda md5: None)
+
+
 def test_a_trial_has_its_own_code_first_and_keeps_the_rest_of_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "plugins-on-the-path")
-    point = Point(name="good", origin=Origin(target="evaluate@vqa", stages={}, params={}, packages={}))
-    changes = Changes(tried=[], untried={}, unread=[], data={})
-    runner = TrialRunner(root=tmp_path, folder=tmp_path, good=point, bad=point, changes=changes, find=lambda md5: None)
+    runner = make_runner(tmp_path)
     (runner.project / "vlp_models").mkdir(parents=True)
     log = tmp_path / "log.txt"
     with log.open("wb") as stream:
         assert runner._call([sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], stream) == 0
     own, *others = log.read_text().split()[-1].split(os.pathsep)
     assert own == str(runner.project) and "plugins-on-the-path" in others
+
+
+def test_a_stage_that_has_read_a_dataset_of_another_trial_runs_again(tmp_path: Path) -> None:
+    """DVC takes a stage without one of its former dependencies for unchanged, and its result would stay."""
+    runner = make_runner(tmp_path)
+    inputs = {"validate": ["data/interim/monday", "data/interim/scenes"], "shards": ["data/validated"]}
+    lock = {name: {"cmd": "true", "deps": [{"path": path} for path in paths]} for name, paths in inputs.items()}
+    runner.project.mkdir(parents=True)
+    (runner.project / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": lock}))
+    stages = {name: {"cmd": "true", "deps": paths[-1:]} for name, paths in inputs.items()}
+    (runner.project / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    runner._drop_former_inputs()
+    assert list(yaml.safe_load((runner.project / "dvc.lock").read_text())["stages"]) == ["shards"]
