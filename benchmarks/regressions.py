@@ -9,10 +9,9 @@ ones; then `vlp bisect GOOD BAD --json` runs. Finished rows are kept in FOLDER/r
 A harmful change is harmful: the bad commit's own accuracy is at least 8 points below that of the good one, with the
 same seed. Each has two doses; the weaker one is replaced by the stronger if its drop is below that. This is decided
 before bisect runs, and both drops are recorded; a row with a smaller drop at the stronger dose is `not harmful`. Of two
-causes, each lowers the score by 8 points alone; of a pair that does so together, neither by more than 4 or
-it does not run. A row
-without a cause has the first of the seeds 2 to 4 that scores at least a point lower, as people ask after such a seed,
-or else the last one.
+causes, each lowers the score by 8 points alone; of a pair that does so together, each by at most 4, or it does not run.
+A row without a cause has the first of the seeds 2 to 4 that scores at least a point lower, as people ask after such a
+seed, or else the last one.
 
 What counts as right was written on 2026-11-30 before any row was run:
 
