@@ -95,7 +95,7 @@ def run_arm(flickr8k: Path, folder: Path, arm: str, seed: int, photos: int, sett
         for metric, run in RUNS.items()
     }
     rules = read_json(workspace.reports / "validation.json")["rules"]
-    removed = sum(rule["failed"] for rule in rules if rule["rule"] == "audit")
+    removed = sum(rule["failed"] for rule in rules if rule["rule"] == "flagged")
     return {"arm": arm, "seed": seed, "removed": removed, **scores}
 
 

@@ -101,7 +101,7 @@ BROKEN: dict[str, dict[str, dict[str, Any]]] = {
         **IMAGE,
         **TEXTS,
         "caption_words": {"text": "Dog"},
-        **({"audit": {}} if FLAGS else {}),  # removed on the page of `vlp audit`
+        **({"flagged": {}} if FLAGS else {}),  # removed by `vlp audit` or `vlp influence`
     },
     "questions": {
         "question_id_present": {"question_id": None},

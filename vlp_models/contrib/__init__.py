@@ -12,10 +12,8 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
     "artifacts": {"publishers": {"artifacts": "vlp_models.contrib.artifacts.tables:publish"}},
     "audit": {
         "params": {"validate.audit": "vlp_models.contrib.audit.params:AuditParams"},
-        "flags": {
-            "files": "vlp_models.contrib.audit.decisions:files",
-            "read": "vlp_models.contrib.audit.decisions:read_flagged",
-        },
+        "flags": {"audit": "vlp_models.contrib.audit.decisions:read_flagged"},
+        "flag_files": {"audit": "vlp_models.contrib.audit.decisions:files"},
     },
     "augment": {
         "stages": {"augment": "vlp_models.contrib.augment.captions:run"},
@@ -97,6 +95,11 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
             "tsv": "vlp_models.contrib.imported_features.tsv:open_tsv",
             "npz": "vlp_models.contrib.imported_features.npz:open_npz",
         }
+    },
+    "influence": {
+        "params": {"validate.influence": "vlp_models.contrib.influence.params:InfluenceParams"},
+        "flags": {"influence": "vlp_models.contrib.influence.removal:read_worst"},
+        "flag_files": {"influence": "vlp_models.contrib.influence.removal:files"},
     },
     "ingest": {"new_data_parts": {"ingest": "vlp_models.contrib.ingest.flow:ingest_part"}},
     "int8": {

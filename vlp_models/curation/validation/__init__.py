@@ -6,4 +6,5 @@ from vlp_models.common.plugins import Table
 
 # `page` -> `module:function` that writes reports/validation.html
 VALIDATION_PAGES = Table("validation_pages", {})
-FLAGS = Table("flags", {})  # files, read -> `module:function`, of contrib/audit: captions to quarantine
+# who flags captions, such as contrib/audit -> `module:function` that returns caption id -> reason, and the files it reads
+FLAGS, FLAG_FILES = Table("flags", {}), Table("flag_files", {})

@@ -82,7 +82,9 @@ TEXT_RULES = (  # name and column, reason, description
 )
 
 
-FLAGGED = Rule("captions", "audit", "flagged", EMPTY, "{flagged}", "`vlp audit` did not lead to its removal")
+FLAGGED = Rule(
+    "captions", "flagged", "flagged", EMPTY, "{flagged}", "neither `vlp audit` nor `vlp influence` led to its removal"
+)
 
 
 def passes(check: Check, value: Any) -> bool:

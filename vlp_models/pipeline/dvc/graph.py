@@ -20,7 +20,7 @@ from vlp_models.common.plugins import FOLDER as PLUGINS
 from vlp_models.common.plugins import Table, has_own_plugins, import_target
 from vlp_models.common.source_hash import plugin_record
 from vlp_models.common.workspace import WITHDRAWN
-from vlp_models.curation.validation import FLAGS, VALIDATION_PAGES
+from vlp_models.curation.validation import FLAG_FILES, VALIDATION_PAGES
 from vlp_models.data.shards.contents import CONTENTS, Kind, facts_file, trained_on_file
 from vlp_models.models import baseline_models
 from vlp_models.params import EvaluateParams, FeaturesParams, Params, TrackingParams, TrainerParams
@@ -258,7 +258,7 @@ def validate(c: Context) -> Stage:
         "params": c.keys("validate"),
         "deps": [
             *(f"data/interim/{name}" for name in c.params.data),
-            *filter(c.exists, import_target(FLAGS["files"])(c.params.validate) if FLAGS else ()),
+            *(file for of in FLAG_FILES.values() for file in import_target(of)(c.params.validate) if c.exists(file)),
             code("stages", "validate"),
             *(code("validation_pages", name) for name in VALIDATION_PAGES),
             *c.filled,

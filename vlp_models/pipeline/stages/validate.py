@@ -110,7 +110,9 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
     duplicates = _find_near_duplicates(sources, params.validate, cluster_mapper(params, workspace))
     # image id -> what it is a copy of, which a rule of the images table reports
     leaks = leaking_images(duplicates) if params.validate.near_duplicates.action == "quarantine" else {}
-    flagged = import_target(FLAGS["read"])(params.validate, workspace.root) if FLAGS else {}
+    flagged: dict[str, str] = {}
+    for target in FLAGS.values():
+        flagged |= import_target(target)(params.validate, workspace.root)
     # Tables are checked into a new data/validated, which replaces the old one only if the data is not refused.
     with output_directory(workspace.validated) as directory:
         results = _check_tables(sources, params.validate, workspace, directory, {"images": leaks, "captions": flagged})

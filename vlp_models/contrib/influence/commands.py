@@ -1,0 +1,52 @@
+"""`vlp influence`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def influence(
+    run: Annotated[str, typer.Argument(help="A fine-tuning run, or a version of the checkpoint that is here.")],
+    split: Annotated[str, typer.Option(help="The split whose mean loss is explained.")] = "val",
+    prediction: Annotated[
+        str, typer.Option(help="Explain this prediction instead: an image, question or caption id.", show_default=False)
+    ] = "",
+    top: Annotated[int, typer.Option(min=0, help="Pairs to print of either end, and to show on the page.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 1,
+) -> None:
+    """Score each training pair of a run: whether leaving it out would raise or lower the loss, or change a prediction.
+
+    Example: `vlp influence tden-captioning`, or with `--prediction coco/000123.jpg`
+    """
+    from vlp_models.common.io import write_text
+    from vlp_models.common.workspace import Workspace
+    from vlp_models.contrib.influence.influence import resolve_run, score_run
+    from vlp_models.contrib.influence.page import to_jsonl, write_page
+    from vlp_models.contrib.influence.removal import REPORT
+    from vlp_models.params import load_params
+    from vlp_models.pipeline.guard import stopped_by_signals
+
+    params, workspace = load_params(), Workspace()
+    with stopped_by_signals("influence"):
+        run = resolve_run(params, workspace, run)
+        scored = score_run(params, workspace, run, split=split, prediction=prediction, seed=seed)
+    # `validate` reads the report of a split; that of a prediction is the page alone.
+    report = workspace.root / REPORT
+    page = report.with_name("influence-prediction.html" if prediction else "influence.html")
+    if not prediction:
+        write_text(report, to_jsonl(scored))
+    write_page(scored, workspace, page, top=top)
+    helpful = sum(row["score"] > 0 for row in scored.rows)
+    print(f"{scored.run}: {len(scored.rows):,} training pairs scored for {scored.query.title}")
+    print(f"{helpful:,} of them lower its loss")
+    for title, rows in (("highest", scored.rows[:top]), ("lowest", scored.rows[::-1][:top])):
+        print(f"{title}:")
+        for row in rows:
+            print(f"  {row['score']:+.2e}  {row['image_id']}: {row['text']!r:.100}")
+    print(f"page      {page}")
+
+
+COMMANDS = {"New data": {"influence": influence}}
+WORK: dict[str, str] = {}

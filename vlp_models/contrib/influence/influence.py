@@ -1,0 +1,239 @@
+"""Score the training pairs of a run: for its mean loss on a split, or for one of its predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vlp_models.common.device import pick_device
+from vlp_models.common.io import hash_path
+from vlp_models.common.progress import progress_bar
+from vlp_models.common.workspace import Workspace, require_output
+from vlp_models.contrib.influence.losses import check_task, pair_losses
+from vlp_models.contrib.influence.scores import (
+    directional_derivatives,
+    fisher_diagonal,
+    mean_gradient,
+    precondition,
+)
+from vlp_models.data.batch import Batch
+from vlp_models.data.sample import Sample
+from vlp_models.data.shards.dataset import ShardDataset
+from vlp_models.data.tables import read_table
+from vlp_models.errors import DataError
+from vlp_models.params import FinetuneParams, Params
+from vlp_models.params.schema import suggestion
+from vlp_models.tasks.base import TaskModel, load_task_model
+from vlp_models.training.optim import Freezing
+
+FISHER_BATCH, FISHER_BATCHES = 4, 1000  # pairs, and batches at most
+ANSWERS = 10  # of a VQA question: the predicted one as often as annotators answer one
+GALLERY = 100  # test pairs among which the caption of a retrieval prediction is ranked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What the pairs are scored for.
+
+    title   for people: `val`, or the prediction
+    image_id  of a prediction; empty: a split
+    batches, losses  whose mean loss is explained
+    """
+
+    title: str
+    batches: list[Batch]
+    losses: Callable[[TaskModel, Batch], Tensor] = pair_losses
+    image_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Pairs by falling score. A positive one: without the pair, the loss would be higher.
+
+    rows  pair_id, image_id, text, path, score
+    """
+
+    run: str
+    query: Query
+    rows: list[dict[str, Any]]
+
+
+def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
+    """Return the fine-tuning run that `name` is, or whose checkpoint here is that of the version `name`.
+
+    Raises:
+        DataError: neither; names the way out.
+    """
+    if name in params.finetune:
+        return name
+    from vlp_models.registry.client import connect, mlflow_errors
+    from vlp_models.registry.versions import resolve_version
+
+    with mlflow_errors(params):
+        version = resolve_version(connect(params.tracking, workspace.root), params.tracking, name)
+    run, full_name = version.tags.get("run", ""), f"{version.name}/{version.version}"
+    checkpoint = workspace.checkpoint(f"finetune/{run}")
+    if run not in params.finetune or not checkpoint.exists() or not _is_of(version.tags, hash_path(checkpoint)):
+        raise DataError(
+            f"{full_name}: the run {run} here has another checkpoint; `vlp lineage {full_name}` names the commit: "
+            "`git checkout` it, then `dvc checkout` (with a remote: `dvc pull`)"
+        )
+    return run
+
+
+def _is_of(tags: Mapping[str, str], checkpoint: str) -> bool:
+    # The tag starts with the 64 hexadecimal digits of the checkpoint's hash.
+    return tags.get("weights", "")[:64] == checkpoint
+
+
+def score_run(
+    params: Params, workspace: Workspace, run: str, *, split: str = "val", prediction: str = "", seed: int = 1
+) -> Scored:
+    """Score every training pair of a run.
+
+    Args:
+        split: whose mean loss is explained, unless `prediction` names one of the evaluation's predictions.
+        seed: of the order that batches are made in; of importance to retrieval alone, whose negatives they are.
+
+    Raises:
+        ParamsError: no such run.
+        DataError: the run is not trained or evaluated, its task has no loss of a pair, or there is no such prediction.
+    """
+    if run not in params.finetune:
+        raise DataError(f"no run {run} in params.yaml{suggestion(run, params.finetune)}")
+    p = params.finetune[run]
+    device = pick_device(params.trainer.accelerator, params.trainer.torch_threads)
+    task = load_task_model(require_output(workspace.checkpoint(f"finetune/{run}"), f"finetune@{run}"), device)
+    check_task(task, f"finetune.{run}")
+    Freezing(task, {name: group for name, group in p.optimizer.groups.items() if group.frozen})
+    task.eval()
+    pairs = open_pairs(task, workspace, p, "train")
+    if prediction:
+        query = _read_prediction(params, workspace, run, task, prediction)
+    else:
+        query = _read_split(task, workspace, p, split, seed)
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    scores = np.zeros(len(pairs))
+    scores[order] = score_pairs(task, partial(read_batches, task, pairs, order, _batch_size(p)), query, len(pairs))
+    return Scored(run=run, query=query, rows=_list_rows(workspace, task, p, scores))
+
+
+def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Query, count: int) -> NDArray[np.float64]:
+    """Return the score of each of the `count` pairs, in the batches' order; `scores.py` says what it is."""
+    with progress_bar("curvature", min(FISHER_BATCHES, count // FISHER_BATCH), "batches") as progress:
+        fisher = fisher_diagonal(task, _small_batches(pairs, progress.advance), pair_losses)
+    direction = precondition(mean_gradient(task, query.batches, query.losses), fisher)
+    with progress_bar("scores", 2 * count, "pairs") as progress:
+
+        def counted() -> Iterator[Batch]:
+            for batch in pairs():
+                yield batch
+                progress.advance(by=len(batch))
+
+        return directional_derivatives(task, counted, direction, pair_losses) / count
+
+
+def _small_batches(pairs: Callable[[], Iterator[Batch]], advance: Callable[[], None]) -> Iterator[Batch]:
+    """Yield batches of FISHER_BATCH pairs, spread over all of them; an incomplete one is left out."""
+    done = 0
+    for batch in pairs():
+        for start in range(0, len(batch) - FISHER_BATCH + 1, FISHER_BATCH):
+            if done == FISHER_BATCHES:
+                return
+            yield batch.select(torch.arange(start, start + FISHER_BATCH, device=batch.text.ids_BT.device))
+            advance()
+            done += 1
+
+
+# ---- What is read -------------------------------------------------------------------------------------------------
+
+
+def open_pairs(task: TaskModel, workspace: Workspace, p: FinetuneParams, split: str) -> ShardDataset:
+    """Return a split's pairs, each once, of the datasets that the run trains on (train) or is evaluated on.
+
+    Raises:
+        DataError: there are none.
+    """
+    sources = p.sources if split == "train" else p.evaluate_on or p.sources
+    pairs = ShardDataset(workspace.shards, split, task.view, dict.fromkeys(sources, 1), **task.reader.flags)
+    if not len(pairs):
+        raise DataError(f"{workspace.shards}: no {task.view} in the split {split}")
+    return pairs
+
+
+def read_batches(task: TaskModel, pairs: ShardDataset, order: NDArray[np.int64], size: int) -> Iterator[Batch]:
+    """Yield the pairs in this order, on the model's device."""
+    device = next(task.parameters()).device
+    for start in range(0, len(order), size):
+        samples = [pairs[int(number)] for number in order[start : start + size]]
+        yield task.collate(samples).to(device)
+
+
+def _batch_size(p: FinetuneParams) -> int:
+    return max(p.batch_size, 2 * FISHER_BATCH)
+
+
+def _read_split(task: TaskModel, workspace: Workspace, p: FinetuneParams, split: str, seed: int) -> Query:
+    pairs = open_pairs(task, workspace, p, split)
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    return Query(title=split, batches=list(read_batches(task, pairs, order, _batch_size(p))))
+
+
+def _read_prediction(params: Params, workspace: Workspace, run: str, task: TaskModel, name: str) -> Query:
+    """Return the loss of one prediction: of the caption or answer that the model gave, or of a caption's retrieval."""
+    p, folder = params.finetune[run], require_output(workspace.evaluation(run), f"evaluate@{run}")
+    view = task.view if task.task == "retrieval" else task.prediction_view
+    for file in sorted(folder.glob("predictions-*.jsonl")):
+        split = file.stem.partition("-")[2]
+        sources = dict.fromkeys(p.evaluate_on or p.sources, 1)
+        texts = ShardDataset(workspace.shards, split, view, sources, regions=False, pixels=False)
+        number = next((i for i in range(len(texts)) if texts[i].sample_id == name), None)
+        if number is None:
+            continue
+        dataset = ShardDataset(workspace.shards, split, view, sources, **task.reader.flags)
+        sample = dataset[number]
+        if task.task == "retrieval":
+            others = [i for i in range(len(dataset)) if i != number][:GALLERY]
+            samples = [sample, *(dataset[i] for i in others)]
+            title, first = f"{sample.text!r} of {sample.image_id}", True
+        else:
+            with file.open(encoding="utf-8") as lines:
+                record = next(row for row in map(json.loads, lines) if row[task.id_key] == name)
+            sample, title = _as_predicted(task, sample, record)
+            samples, first = [sample], False
+        batch = task.collate(samples).to(next(task.parameters()).device)
+        losses = (lambda task, batch: pair_losses(task, batch)[:1]) if first else pair_losses
+        return Query(title=title, batches=[batch], losses=losses, image_id=sample.image_id)
+    raise DataError(f"{folder}: no prediction for {name!r}; predictions-*.jsonl list the ids")
+
+
+def _as_predicted(task: TaskModel, sample: Sample, record: Mapping[str, Any]) -> tuple[Sample, str]:
+    """Return the sample with the prediction in place of its references, and a title."""
+    if task.task == "captioning":
+        return dataclasses.replace(sample, text=record["caption"]), f"{record['caption']!r} for {sample.image_id}"
+    values = {**sample.values, "answers": (record["answer"],) * ANSWERS}
+    return dataclasses.replace(sample, values=values), f"{record['answer']!r} to {sample.text!r}, {sample.image_id}"
+
+
+def _list_rows(
+    workspace: Workspace, task: TaskModel, p: FinetuneParams, scores: NDArray[np.float64]
+) -> list[dict[str, Any]]:
+    sources = dict.fromkeys(p.sources, 1)
+    texts = ShardDataset(workspace.shards, "train", task.view, sources, regions=False, pixels=False)
+    images = read_table("images", workspace.validated, ["image_id", "path"]).to_pylist()
+    path_of = {row["image_id"]: row["path"] for row in images}
+    rows = []
+    for number in np.argsort(-scores, kind="stable"):
+        sample = texts[int(number)]
+        row = {"pair_id": sample.sample_id, "image_id": sample.image_id, "text": sample.text}
+        rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": float(scores[number])})
+    return rows
