@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from vlp_models.cli.pipeline import run_stage
 from vlp_models.common.workspace import Workspace
@@ -25,6 +26,7 @@ from vlp_models.pipeline.dvc.lock_file import (
     REPRO_MODULE,
     RWLOCK,
     back_up,
+    drop_former_inputs,
     read_holders,
     read_stages,
     repair,
@@ -48,6 +50,34 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "dvc.lock").write_text(INTACT)
     back_up(tmp_path)
     return tmp_path
+
+
+def test_a_stage_that_loses_an_input_runs_again(tmp_path: Path) -> None:
+    """DVC alone takes the stage for unchanged, so the result would be that of the former inputs."""
+
+    def dvc(*arguments: str) -> str:
+        command = [sys.executable, "-m", "dvc", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def write_pipeline(*inputs: str) -> dict[str, Any]:
+        stages = {"join": {"cmd": "cat *.txt > joined", "deps": [*inputs], "outs": ["joined"]}}
+        (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        return stages
+
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    dvc("init", "--no-scm", "--quiet")
+    pipeline = write_pipeline("a.txt", "b.txt")
+    dvc("repro")
+    assert drop_former_inputs(tmp_path, pipeline) is None
+    pipeline = write_pipeline("a.txt")
+    (tmp_path / "b.txt").unlink()
+    assert json.loads(dvc("status", "--json")) == {}, "otherwise the repair is not needed"
+    lock = drop_former_inputs(tmp_path, pipeline)
+    assert lock is not None
+    (tmp_path / "dvc.lock").write_text(lock)
+    dvc("repro")
+    assert (tmp_path / "joined").read_text() == "a.txt\n"
 
 
 @pytest.mark.parametrize("length", range(len(INTACT) - 1))

@@ -344,7 +344,7 @@ def write_plan(params: Params, workspace: Workspace) -> tuple[bool, PlanFacts]:
 def plan_files(
     params: Params, workspace: Workspace, facts: PlanFacts, raw: Mapping[str, Any] | None = None
 ) -> dict[Path, str]:
-    """Return path -> new text of dvc.yaml and of the records of packages, those that must change.
+    """Return path -> new text of dvc.yaml, dvc.lock and the records of packages, those that must change.
 
     Args:
         facts: of these params, from their check.
@@ -353,8 +353,9 @@ def plan_files(
     from vlp_models.common.io import is_same_text
     from vlp_models.common.packages import outdated_records, own_record
     from vlp_models.common.source_hash import outdated_plugin_records
-    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated
+    from vlp_models.pipeline.dvc.dvc_yaml import FILE, is_generated, parse_pipeline
     from vlp_models.pipeline.dvc.external import named_sources
+    from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, drop_former_inputs
     from vlp_models.pipeline.stages.plan import check_regions, planned
     from vlp_models.registry.curve_loggers import check_sinks
 
@@ -375,6 +376,8 @@ def plan_files(
     text = planned(params, workspace, raw, facts)
     if not file.exists() or not is_same_text(file, text):
         files[file] = text
+    if lock := drop_former_inputs(workspace.root, parse_pipeline(text)):
+        files[workspace.root / LOCK_FILE] = lock
     return files
 
 

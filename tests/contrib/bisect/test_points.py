@@ -266,16 +266,3 @@ def test_a_trial_has_its_own_code_first_and_keeps_the_rest_of_the_path(
         assert runner._call([sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], stream) == 0
     own, *others = log.read_text().split()[-1].split(os.pathsep)
     assert own == str(runner.project) and "plugins-on-the-path" in others
-
-
-def test_a_stage_that_has_read_a_dataset_of_another_trial_runs_again(tmp_path: Path) -> None:
-    """DVC takes a stage without one of its former dependencies for unchanged, and its result would stay."""
-    runner = make_runner(tmp_path)
-    inputs = {"validate": ["data/interim/monday", "data/interim/scenes"], "shards": ["data/validated"]}
-    lock = {name: {"cmd": "true", "deps": [{"path": path} for path in paths]} for name, paths in inputs.items()}
-    runner.project.mkdir(parents=True)
-    (runner.project / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": lock}))
-    stages = {name: {"cmd": "true", "deps": paths[-1:]} for name, paths in inputs.items()}
-    (runner.project / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    runner._drop_former_inputs()
-    assert list(yaml.safe_load((runner.project / "dvc.lock").read_text())["stages"]) == ["shards"]

@@ -34,7 +34,7 @@ from vlp_models.contrib.bisect.differences import ABSENT, Find
 from vlp_models.contrib.bisect.points import Point, has_code
 from vlp_models.errors import DataError, last_words
 from vlp_models.pipeline.dvc.dvc_yaml import read_pipeline
-from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
+from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, drop_former_inputs, read_stages
 from vlp_models.pipeline.dvc.repro import REPRO
 
 LEFT_OUT = {"data", "tests", "docs", "benchmarks", "examples", "dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".github"}
@@ -131,7 +131,9 @@ class TrialRunner:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as stream:
             code = self._call([str(Path(sys.executable).parent / "vlp"), "plan"], stream)
-            self._drop_former_inputs()
+            # The trial's own code may be older than this repair in `vlp plan`.
+            if lock := drop_former_inputs(self.project, read_pipeline(self.project)):
+                write_text(self.project / LOCK_FILE, lock)
             code = code or self._call([*REPRO, self.good.origin.target], stream)
         return f"{last_words(log.read_bytes(), count=2)}; log: {log.relative_to(self.root)}" if code else ""
 
@@ -287,21 +289,6 @@ class TrialRunner:
         elif len(changes) == len(self.changes.tried):
             stages = {**stages, **self.bad.origin.stages}
         write_text(file, yaml.safe_dump({"schema": "2.0", "stages": dict(stages)}, sort_keys=False))
-
-    def _drop_former_inputs(self) -> None:
-        """Drop dvc.lock's entries of stages that have read more than dvc.yaml lists, such as another trial's dataset.
-
-        DVC compares what dvc.yaml lists: without a dependency, the result with it would stay.
-        """
-        stages, pipeline = read_stages(self.project / LOCK_FILE) or {}, read_pipeline(self.project)
-        former = []
-        for name, entry in stages.items():
-            # A stage of each run or dataset lists one path for each of its dependencies, whatever the params are.
-            if "deps" in (stage := pipeline.get(name, {})):
-                former += [name] if {dep["path"] for dep in entry.get("deps", [])} - {*stage["deps"]} else []
-        if former:
-            stages = {name: entry for name, entry in stages.items() if name not in former}
-            write_text(self.project / LOCK_FILE, yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))
 
 
 def trial_params(good: Point, bad: Point, changes: Iterable[Change], number: int) -> dict[str, Any]:

@@ -6,5 +6,5 @@ from vlp_models.common.plugins import Table
 
 # `page` -> `module:function` that writes reports/validation.html
 VALIDATION_PAGES = Table("validation_pages", {})
-# who flags captions, such as contrib/audit -> `module:function` that returns caption id -> reason, and the files it reads
+# what finds captions to quarantine -> `module:function` that returns caption id -> reason; and the files that it reads
 FLAGS, FLAG_FILES = Table("flags", {}), Table("flag_files", {})

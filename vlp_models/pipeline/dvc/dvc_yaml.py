@@ -44,10 +44,15 @@ def params_of(stages: Mapping[str, Stage], stage: str, key: str) -> list[str]:
     return [re.sub(r"\$\{([\w.]+)\}", lambda match: str(values.get(match[1], match[0])), name) for name in names]
 
 
+def parse_pipeline(text: str) -> dict[str, Stage]:
+    """Return the stages of the content of a dvc.yaml."""
+    return dict(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stages"])
+
+
 def read_pipeline(root: Path) -> dict[str, Stage]:
     """Return the stages of the dvc.yaml in `root`; none if it cannot be read."""
     try:
-        return dict(yaml.safe_load((root / FILE).read_text(encoding="utf-8"))["stages"])
+        return parse_pipeline((root / FILE).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return {}
 

@@ -55,6 +55,25 @@ def parse_stages(text: str) -> dict[str, Any] | None:
     return stages if isinstance(stages, dict) and all(isinstance(s, dict) for s in stages.values()) else None
 
 
+def drop_former_inputs(root: Path, pipeline: Mapping[str, Any]) -> str | None:
+    """Return dvc.lock without the entries of stages that have read more than they will; None if there are none.
+
+    DVC compares what dvc.yaml lists: a stage that loses a dependency, such as a dataset, would keep its result.
+
+    Args:
+        pipeline: the stages of dvc.yaml. One for each run or dataset (`foreach`) lists the same inputs always.
+    """
+    stages = read_stages(root / LOCK_FILE) or {}
+    kept = {}
+    for name, entry in stages.items():
+        listed = pipeline.get(name, {}).get("deps")
+        if listed is None or {dep["path"] for dep in entry.get("deps", [])} <= {*listed}:
+            kept[name] = entry
+    if len(kept) == len(stages):
+        return None
+    return yaml.safe_dump({"schema": "2.0", "stages": kept}, sort_keys=False, allow_unicode=True)
+
+
 def output_hashes(stages: Mapping[str, Any]) -> dict[str, str]:
     """Return output path -> md5 of all stages; empty for an output without one."""
     return {out["path"]: out.get("md5", "") for stage in stages.values() for out in stage.get("outs", [])}
