@@ -229,7 +229,7 @@ def test_each_broken_row_is_quarantined_by_exactly_its_rule(tmp_path: Path) -> N
     for table, rules in BROKEN.items():
         rows[table] += [row(table, rule, **changes) for rule, changes in rules.items()]
     write_interim(workspace, rows)
-    (tmp_path / "data" / "audit.jsonl").write_text('{"caption_id": "d/captions-audit", "decision": "remove"}\n')
+    (tmp_path / "data" / "audit.jsonl").write_text('{"caption_id": "d/captions-flagged", "decision": "remove"}\n')
     write_prints(workspace, {"d/images-d/tested": photo(1), "d/images-near_disjoint": ImageOps.mirror(photo(1))}, rows)
     validate.run(params_for(0.99), workspace)
 

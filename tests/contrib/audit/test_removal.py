@@ -78,14 +78,14 @@ def test_validate_quarantines_removed_captions_and_the_audit_stays_the_same(copi
     before = (workspace.root / REPORT).read_bytes()
     validate.run(params, workspace)
     expected = {*removed, *project.planted["empty"]}
-    quarantine = [row for row in read_table("quarantine", workspace.validated).to_pylist() if row["rule"] == "audit"]
+    quarantine = [row for row in read_table("quarantine", workspace.validated).to_pylist() if row["rule"] == "flagged"]
     assert {row["row_id"] for row in quarantine} == expected
     assert {"removed on the page of `vlp audit`", "audit: empty, score 1.000: a file name"} <= {
         row["reason"] for row in quarantine
     }
     assert not expected & set(read_table("captions", workspace.validated)["caption_id"].to_pylist())
     report = json.loads((workspace.reports / "validation.json").read_text())
-    assert [r["failed"] for r in report["rules"] if r["rule"] == "audit"] == [len(expected)]
+    assert [r["failed"] for r in report["rules"] if r["rule"] == "flagged"] == [len(expected)]
     assert "vlp audit" in (workspace.reports / "validation.html").read_text()
     # a second audit reads the removed pairs as well: they do not come back, and nothing else moves up
     audit(params, workspace, ["scenes"])
