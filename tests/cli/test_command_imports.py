@@ -61,7 +61,8 @@ ALLOWED: dict[tuple[str, ...], tuple[set[str], float]] = {
 # They train, evaluate, serve or start other programs: their own work takes longer than any import.
 WORK = {
     *("init", "run", "stage", "join", "import-checkpoint", "new", "try", "up", "forget", "demo", "judge"),
-    *("export", "evaluate-alias", "doctor", "verify-resume", "classify", "label", "audit", "dossier", "bisect"),
+    *("export", "evaluate-alias", "doctor", "verify-resume", "classify", "label"),
+    *("audit", "dossier", "bisect", "influence"),
 }
 
 

@@ -118,6 +118,7 @@ PARTS: dict[str, list[Part]] = {
         Part(replace={"vlp compare old=old.csv new=new.csv": "vlp compare old={made}/old.csv new={made}/new.csv"})
     ],
     "bisect": [Part(before={"vlp bisect vqa/1": SEED_2})],
+    "influence": [Part()],
     "replay": [Part()],
     "datasets": [Part(), Part("vlp use daquar", fresh=True, long=True, photographs=True)],
     "demo-page": [

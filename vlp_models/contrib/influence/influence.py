@@ -44,7 +44,7 @@ GALLERY = 100  # test pairs among which the caption of a retrieval prediction is
 class Query:
     """What the pairs are scored for.
 
-    title   for people: `val`, or the prediction
+    title   `val`, or the prediction in words
     image_id  of a prediction; empty: a split
     batches, losses  whose mean loss is explained
     """
@@ -128,7 +128,7 @@ def score_run(
 
 
 def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Query, count: int) -> NDArray[np.float64]:
-    """Return the score of each of the `count` pairs, in the batches' order; `scores.py` says what it is."""
+    """Return the score of each of the `count` pairs, in the batches' order; see scores.py."""
     with progress_bar("curvature", min(FISHER_BATCHES, count // FISHER_BATCH), "batches") as progress:
         fisher = fisher_diagonal(task, _small_batches(pairs, progress.advance), pair_losses)
     direction = precondition(mean_gradient(task, query.batches, query.losses), fisher)

@@ -30,7 +30,7 @@ def check_task(task: TaskModel, name: str) -> None:
         DataError: there is no loss of a single pair of this task here.
     """
     if not isinstance(task, Captioning | VQA | Retrieval):
-        raise DataError(f"{name}: its task is {task.task}; vlp influence knows captioning, vqa and retrieval")
+        raise DataError(f"{name}: its task is {task.task}; vlp influence supports captioning, vqa and retrieval")
     if isinstance(task, Retrieval) and task.by_pairs:
         raise DataError(f"{name}: it scores fused pairs; vlp influence needs `options.scorer: embeddings`")
 

@@ -64,14 +64,14 @@ def drop_former_inputs(root: Path, pipeline: Mapping[str, Any]) -> str | None:
         pipeline: the stages of dvc.yaml. One for each run or dataset (`foreach`) lists the same inputs always.
     """
     stages = read_stages(root / LOCK_FILE) or {}
-    kept = {}
+    unchanged = {}
     for name, entry in stages.items():
         listed = pipeline.get(name, {}).get("deps")
         if listed is None or {dep["path"] for dep in entry.get("deps", [])} <= {*listed}:
-            kept[name] = entry
-    if len(kept) == len(stages):
+            unchanged[name] = entry
+    if len(unchanged) == len(stages):
         return None
-    return yaml.safe_dump({"schema": "2.0", "stages": kept}, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump({"schema": "2.0", "stages": unchanged}, sort_keys=False, allow_unicode=True)
 
 
 def output_hashes(stages: Mapping[str, Any]) -> dict[str, str]:
