@@ -119,8 +119,12 @@ def repeat_image(root: Path, count: int) -> None:
 def truncate(root: Path, share: float) -> None:
     """Lose the last questions of train, as a copy that stopped early does; keep a share."""
     lost = set(train_ids(root)[round(share * len(train_ids(root))) :])
+
+    def keep(key: str, content: dict[str, Any]) -> dict[str, Any]:
+        return content | {key: [row for row in content[key] if row["image_id"] not in lost]}
+
     for pattern, key in (("v2_mscoco_*", "annotations"), ("v2_Open*", "questions")):
-        edit(root, pattern, lambda c, key=key: c | {key: [row for row in c[key] if row["image_id"] not in lost]})
+        edit(root, pattern, partial(keep, key))
 
 
 def lose_split(root: Path, share: float) -> None:
