@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.influence import scores
-from vlp_models.contrib.influence.influence import open_pairs, read_batches, score_run
+from vlp_models.contrib.influence.influence import open_pairs, read_batches, resolve_run, score_run
 from vlp_models.contrib.influence.losses import pair_losses
 from vlp_models.contrib.influence.params import InfluenceParams
 from vlp_models.contrib.influence.removal import REPORT, files, read_worst
@@ -128,8 +128,8 @@ def test_the_command_lists_all_pairs_and_writes_a_page(
     by_pair = {row["pair_id"]: row["score"] for row in again.rows}
     other = [by_pair[row["pair_id"]] for row in scored.rows]
     assert np.corrcoef(values, other)[0, 1] > 0.99, "the order of the pairs changes little but the curvature's batches"
-    with pytest.raises(DataError, match=r"no run captionin .*captioning"):
-        score_run(params, workspace, "captionin")
+    with pytest.raises(DataError, match=r"captionin: neither a fine-tuning run.*captioning"):
+        resolve_run(params, workspace, "captionin")
 
     monkeypatch.chdir(workspace.root)
     monkeypatch.setattr("vlp_models.params.load_params", lambda *_: params)

@@ -32,6 +32,7 @@ from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
 from vlp_models.params import FinetuneParams, Params
 from vlp_models.params.schema import suggestion
+from vlp_models.tasks import TASKS
 from vlp_models.tasks.base import TaskModel, load_task_model
 from vlp_models.training.optim import Freezing
 
@@ -75,6 +76,9 @@ def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
     """
     if name in params.finetune:
         return name
+    if name not in TASKS and not {"/", "@"} & set(name):
+        known = suggestion(name, params.finetune)
+        raise DataError(f"{name}: neither a fine-tuning run{known} nor a version, such as vlp-vqa/3")
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import resolve_version
 
@@ -105,11 +109,8 @@ def score_run(
         seed: of the order that batches are made in; of importance to retrieval alone, whose negatives they are.
 
     Raises:
-        ParamsError: no such run.
         DataError: the run is not trained or evaluated, its task has no loss of a pair, or there is no such prediction.
     """
-    if run not in params.finetune:
-        raise DataError(f"no run {run} in params.yaml{suggestion(run, params.finetune)}")
     p = params.finetune[run]
     device = pick_device(params.trainer.accelerator, params.trainer.torch_threads)
     task = load_task_model(require_output(workspace.checkpoint(f"finetune/{run}"), f"finetune@{run}"), device)
