@@ -77,8 +77,8 @@ def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
     if name in params.finetune:
         return name
     if name not in TASKS and not {"/", "@"} & set(name):
-        known = suggestion(name, params.finetune)
-        raise DataError(f"{name}: neither a fine-tuning run{known} nor a version, such as vlp-vqa/3")
+        nearest = suggestion(name, params.finetune)
+        raise DataError(f"{name}: neither a fine-tuning run{nearest} nor a version, such as vlp-vqa/3")
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import resolve_version
 
