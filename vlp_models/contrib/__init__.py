@@ -26,6 +26,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "last_parts": {"bisect": "vlp_models.contrib.bisect.flow:bisect_parts"},
         "differences": {"since": "vlp_models.contrib.bisect.since:print_differences"},
         "card_facts": {"champion": "vlp_models.contrib.bisect.card:card_fact"},
+        "report_sections": {"changes": "vlp_models.contrib.bisect.answers:report_section"},
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
     "bundles": {},

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from toy_registry import TRACKING, ToyRegistry, answers
+from toy_registry import QUESTIONS, TRACKING, ToyRegistry, answers, toy_items
 
-from vlp_models.contrib.bisect.card import card_fact, summarize
+from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.bisect.card import SINCE, SLICES, card_fact, summarize
 from vlp_models.contrib.bisect.differences import Difference
+from vlp_models.metrics.score import write_items
 from vlp_models.params import Params, load_params
 from vlp_models.registry.client import model_name
-from vlp_models.registry.evaluations import get_run_id, log_lineage
+from vlp_models.registry.evaluations import ITEMS, get_run_id, log_lineage
 from vlp_models.registry.versions import CHAMPION
 
 RUN, TASK = "tden-vqa", "vqa"
@@ -28,6 +30,14 @@ def write_project(root: Path, epochs: int) -> dict[str, str]:
     return files
 
 
+def write_scores(root: Path) -> None:
+    """Write scores that answer every "how many" wrong, and the rest as the champion."""
+    values = [0.0 if number % QUESTIONS == QUESTIONS - 1 else value for number, value in enumerate(answers(0.5))]
+    folder = Workspace(root).evaluation(RUN)
+    folder.mkdir(parents=True)
+    write_items(folder / ITEMS, [toy_items(values)])
+
+
 @pytest.fixture
 def params() -> Params:
     return dataclasses.replace(load_params(), tracking=TRACKING)
@@ -37,6 +47,7 @@ def test_a_card_names_what_differs_from_the_champion(tmp_path: Path, params: Par
     registry = ToyRegistry(tmp_path, model_name(TRACKING, TASK))
     version = registry.add(answers(0.5))
     files = write_project(tmp_path, epochs=2)
+    write_scores(tmp_path)
     assert card_fact(params, tmp_path, RUN) == {}  # no champion
 
     registry.client.set_registered_model_alias(registry.model, CHAMPION, str(version))
@@ -45,9 +56,12 @@ def test_a_card_names_what_differs_from_the_champion(tmp_path: Path, params: Par
 
     run_id = get_run_id(registry.client.get_model_version(registry.model, str(version)))
     log_lineage(registry.client, run_id, {"run": RUN}, files)
-    assert list(card_fact(params, tmp_path, RUN).values()) == ["nothing that the run reads"]
+    assert card_fact(params, tmp_path, RUN)[f"{SINCE} (version {version})"] == "nothing that the run reads"
     write_project(tmp_path, epochs=3)
-    assert list(card_fact(params, tmp_path, RUN).values()) == ["finetune.tden-vqa.max_epochs: 2 -> 3"]
+    facts = card_fact(params, tmp_path, RUN)
+    assert facts[f"{SINCE} (version {version})"] == "finetune.tden-vqa.max_epochs: 2 -> 3"
+    slices = facts[f"{SLICES} (version {version})"]
+    assert slices.startswith("worse: question_type=how many -") and slices.endswith("; 1 undecided")
 
 
 def test_many_changes_are_counted_and_unread_ones_left_out() -> None:

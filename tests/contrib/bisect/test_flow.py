@@ -34,7 +34,7 @@ def test_the_flow_has_the_part_of_each_task_only_if_it_is_on(tmp_path: Path) -> 
     assert bisect_parts(load_with(tmp_path)) == []
     params = load_with(tmp_path, hours=1.5)
     names = [part.name for part in retrain_parts(params)]
-    assert names[names.index("report") + 1 :][:2] == ["bisect captioning", "bisect vqa"]
+    assert names[names.index("report") + 1 :][:3] == ["bisect captioning", "bisect vqa", "report with causes"]
     part = bisect_parts(params)[1]
     options = ("--budget", "1.5h", "--seeds", "5")
     assert part.command == ("bisect", "vqa@champion", "vqa@challenger", *options)

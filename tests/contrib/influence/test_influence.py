@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from vlp_models.cli.main import app
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.influence import scores
-from vlp_models.contrib.influence.influence import open_pairs, read_batches, resolve_run, score_run
+from vlp_models.contrib.influence.influence import Query, find_nearest, open_pairs, read_batches, resolve_run, score_run
 from vlp_models.contrib.influence.losses import pair_losses
 from vlp_models.contrib.influence.params import InfluenceParams
 from vlp_models.contrib.influence.removal import REPORT, files, read_worst
@@ -153,6 +153,14 @@ def test_one_prediction(project: tuple[Params, Workspace], name: str) -> None:
     (folder / "predictions-test.jsonl").write_text(json.dumps(row) + "\n")
     scored = score_run(params, workspace, name, prediction=identifier)
     assert sample.image_id == scored.query.image_id and any(row["score"] for row in scored.rows)
+    similarities = [row["similarity"] for row in scored.nearest]
+    assert len(similarities) == 12 and similarities == sorted(similarities, reverse=True)
+    # A training image is nearest to itself.
+    pairs = open_pairs(task, workspace, params.finetune[name], "train")
+    batches = list(read_batches(task, pairs, np.arange(len(pairs)), 8))
+    query = Query(title="", batches=[task.collate([pairs[30]])], image_id=pairs[30].image_id)
+    first = find_nearest(task, query, batches, scored.rows)[0]
+    assert first["image_id"] == pairs[30].image_id and first["similarity"] == pytest.approx(1, abs=1e-5)
     if name != "retrieval":
         assert ("a red ball" if name == "captioning" else "red") in scored.query.title
     with pytest.raises(DataError, match="no prediction for 'scenes/none'"):

@@ -22,6 +22,7 @@ from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.score import Evidence
 from vlp_models.params import Params
 from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
+from vlp_models.tasks.scoring import read_item_scores
 
 Kind = Literal["causes", "seed", "inconclusive", "not lower", "nothing differs", "untried", "out of time", "listed"]
 MIN_SEEDS = 2  # of the two points; a trial starts with one, since all trials vary alike
@@ -363,7 +364,7 @@ def open_bisection(
         result = runner.run(trial, number)
         if result.scores is None:
             return result, None
-        return result, require_measurement(result.scores, spec, "a trial").evidence
+        return result, require_measurement(read_item_scores(result.scores), spec, "a trial").evidence
 
     return Bisection(
         names=(good.name, bad.name),

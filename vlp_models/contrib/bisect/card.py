@@ -1,27 +1,41 @@
-"""A line of a model card: what differs between a version and the champion of its task when it is registered."""
+"""Lines of a model card: what differs between a version and the champion of its task when it is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlp_models.common.packages import recorded_packages
+from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bisect.differences import Difference, Origin, find_cached, find_differences, read_origin
+from vlp_models.contrib.bisect.points import require_measurement
+from vlp_models.contrib.bisect.slices import SliceGain, compare_slices, describe_slices
 from vlp_models.errors import DataError
+from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params
 from vlp_models.params.load import read_yaml
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
+from vlp_models.registry.evaluations import ITEMS, read_latest_evaluation
+from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
+from vlp_models.tasks.scoring import read_item_scores
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 NAMED = 3  # params, and code files, that are named; of more, the number is stated
+SINCE, SLICES = "since the champion", "slices since the champion"
 
 
 def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
-    """Return a line of a model card: how the run differs from the task's champion; none without a champion."""
+    """Return how the run differs from the task's champion, and on which slices; nothing without a champion."""
     from vlp_models.registry.client import connect, model_name
     from vlp_models.registry.versions import CHAMPION, find_version_by_alias
 
+    task = params.finetune[run].task
     client = connect(params.tracking, root)
-    champion = find_version_by_alias(client, model_name(params.tracking, params.finetune[run].task), CHAMPION)
+    champion = find_version_by_alias(client, model_name(params.tracking, task), CHAMPION)
     if champion is None:
         return {}
     now = Origin(
@@ -34,7 +48,27 @@ def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
         text = summarize(find_differences(read_origin(client, champion), now, find_cached(root)))
     except DataError as error:  # an old champion's data may have left the cache
         text = f"unknown: {error}"
-    return {f"since the champion (version {champion.version})": text}
+    facts = {f"{SINCE} (version {champion.version})": text}
+    scores = read_item_scores(Workspace(root).evaluation(run) / ITEMS)
+    try:
+        slices = describe_slices(slices_since(params, client, task, scores, champion))
+    except DataError as error:
+        slices = f"unknown: {error}"
+    return facts | ({f"{SLICES} (version {champion.version})": slices} if slices else {})
+
+
+def slices_since(
+    params: Params, client: MlflowClient, task: str, scores: Sequence[ItemScores], earlier: ModelVersion
+) -> list[SliceGain]:
+    """Return the gain by slice since an earlier version, by the metric of the gate.
+
+    Raises:
+        DataError: the scores are not comparable, or one side has none.
+    """
+    rule, spec = gate_rule(params, task), gate_spec(params, task)
+    after = require_measurement(scores, spec, "the run")
+    before = require_measurement(read_latest_evaluation(client, earlier), spec, f"version {earlier.version}")
+    return compare_slices(after, before, params.promotion, sign=-1.0 if rule.direction == "lower" else 1.0)
 
 
 def summarize(differences: Sequence[Difference]) -> str:

@@ -34,6 +34,7 @@ def bisect(
     from vlp_models.common.io import write_json
     from vlp_models.common.lock import file_lock
     from vlp_models.common.workspace import Workspace
+    from vlp_models.contrib.bisect.answers import keep_answer
     from vlp_models.contrib.bisect.bisect import open_bisection
     from vlp_models.contrib.bisect.page import format_result, write_page
     from vlp_models.params import load_params
@@ -57,6 +58,8 @@ def bisect(
         if not only_list:
             write_page(result, page)
             write_json(workspace.reports / "bisect.json", result)
+            if not attempt:
+                keep_answer(params, workspace.root, result)
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:

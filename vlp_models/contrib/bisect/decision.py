@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -145,13 +145,15 @@ def take_common(trial: list[Evidence], good: list[Evidence]) -> tuple[list[Evide
     if all(len(run.items) == len(common) for run in runs):
         return trial, good
 
-    def restricted(run: Evidence) -> Evidence:
-        rows = [i for i, item in enumerate(run.items) if item in common]
-        return Evidence(
-            groups=[run.groups[i] for i in rows],
-            parts_NK=run.parts_NK[rows],
-            statistic=run.statistic,
-            items=[run.items[i] for i in rows],
-        )
+    return [select_items(run, common) for run in trial], [select_items(run, common) for run in good]
 
-    return [restricted(run) for run in trial], [restricted(run) for run in good]
+
+def select_items(run: Evidence, items: Set[str]) -> Evidence:
+    """Return the evidence of those items alone."""
+    rows = [i for i, item in enumerate(run.items) if item in items]
+    return Evidence(
+        groups=[run.groups[i] for i in rows],
+        parts_NK=run.parts_NK[rows],
+        statistic=run.statistic,
+        items=[run.items[i] for i in rows],
+    )

@@ -1,22 +1,26 @@
-"""The part of the unattended flow that looks for what lowered the score of a refused version."""
+"""The parts of the unattended flow that look for what lowered the score of a refused version, and report it."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
+from vlp_models.contrib.bisect.answers import is_missing_in_report
 from vlp_models.contrib.bisect.params import BisectParams
 from vlp_models.flows.parts import REFUSED, Part, hash_values, read_record
 from vlp_models.params import Params
 
 
 def bisect_parts(params: Params) -> list[Part]:
-    """Return a part for each task, if `bisect.hours` is set; each runs only after a refusal."""
+    """Return a part for each task, if `bisect.hours` is set, and one that puts the answers into the report.
+
+    Each runs only after a refusal.
+    """
     settings = params.section(BisectParams)
     if not settings.hours:
         return []
     options = ("--budget", f"{settings.hours:g}h", "--seeds", str(settings.seeds))
-    return [
+    parts = [
         Part(
             name=f"bisect {task}",
             kind="bisect",
@@ -27,6 +31,8 @@ def bisect_parts(params: Params) -> list[Part]:
         )
         for task in sorted({run.task for run in params.finetune.values() if not run.blank_images})
     ]
+    report = Part(name="report with causes", kind="report", targets=("report",), outdated=is_missing_in_report)
+    return [*parts, report]
 
 
 def find_evidence(task: str, root: Path) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from vlp_models.common.plugins import PACKAGE
 from vlp_models.common.workspace import run_git
 from vlp_models.contrib.bisect.differences import Find, Origin, read_origin
 from vlp_models.errors import DataError, VLPError
+from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params
 from vlp_models.params.load import read_plain
 from vlp_models.pipeline.dvc.lock_file import parse_stages
@@ -131,11 +132,15 @@ def read_scores(point: Point, spec: MetricSpec, find: Find) -> Measurement:
         raise DataError(
             f"{point.name}: its scores are not in DVC's cache; `dvc fetch --all-commits` may get them from the remote"
         )
-    return require_measurement(file, spec, point.name)
+    return require_measurement(read_item_scores(file.read_bytes(), name=point.name), spec, point.name)
 
 
-def require_measurement(file: Path, spec: MetricSpec, name: str) -> Measurement:
-    measurement = measure(read_item_scores(file.read_bytes(), name=name), spec)
+def require_measurement(scores: Sequence[ItemScores], spec: MetricSpec, name: str) -> Measurement:
+    """
+    Raises:
+        DataError: they lack the metric.
+    """
+    measurement = measure(scores, spec)
     if isinstance(measurement, str):
         raise DataError(f"{name}: {measurement}")
     return measurement

@@ -7,10 +7,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import Workspace
+from vlp_models.contrib.bisect.answers import read_answer
+from vlp_models.contrib.bisect.card import slices_since
 from vlp_models.contrib.bisect.differences import find_cached, find_differences, format_differences, read_origin
+from vlp_models.contrib.bisect.slices import SliceGain
+from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.registry.client import connect, mlflow_errors
-from vlp_models.registry.evaluations import read_scores
+from vlp_models.registry.evaluations import read_latest_evaluation, read_scores
 from vlp_models.registry.versions import resolve_version
 
 if TYPE_CHECKING:
@@ -24,16 +28,32 @@ def print_differences(params: Params, workspace: Workspace, before: str, after: 
         versions = [resolve_version(client, params.tracking, name) for name in (before, after)]
         old, new = (read_origin(client, version) for version in versions)
         scores = [_gate_scores(params, version, read_scores(client, version)) for version in versions]
+        earlier, later = versions
+        slices: list[SliceGain] = []
+        reason = ""
+        try:
+            evaluation = read_latest_evaluation(client, later)
+            slices = slices_since(params, client, later.tags.get("task", ""), evaluation, earlier)
+        except DataError as error:
+            reason = str(error)
     differences = find_differences(old, new, find_cached(workspace.root))
     names = [f"{version.name}/{version.version}" for version in versions]
+    cause = read_answer(later, names[0])
     if as_json:
         record = {"before": names[0], "after": names[1], "differences": [asdict(d) for d in differences]}
-        print(json.dumps({**record, "scores": scores}, indent=2, ensure_ascii=False))
+        record |= {"scores": scores, "slices": [asdict(gain) for gain in slices], "cause": cause}
+        print(json.dumps(record, indent=2, ensure_ascii=False))
         return
     print(f"{names[1]} since {names[0]}")
     for key, value in scores[1].items():
         if key in scores[0]:
             print(f"score    {key}: {scores[0][key]:z.2f} -> {value:z.2f}")
+    for gain in slices:
+        print(f"slice    {gain.change}: {gain}")
+    if reason:
+        print(f"slices   unknown: {reason}")
+    if cause:
+        print(f"cause    {cause}, by vlp bisect")
     print("\n".join(format_differences(differences)))
 
 

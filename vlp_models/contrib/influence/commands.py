@@ -45,6 +45,10 @@ def influence(
         print(f"{title}:")
         for row in rows:
             print(f"  {row['score']:+.2e}  {row['image_id']}: {row['text']!r:.100}")
+    if scored.nearest:
+        print("nearest images:")
+        for row in scored.nearest[:top]:
+            print(f"  {row['similarity']:.2f}  {row['score']:+.2e}  {row['image_id']}: {row['text']!r:.100}")
     print(f"page      {page}")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,15 +25,16 @@ from vlp_models.contrib.influence.scores import (
     mean_gradient,
     precondition,
 )
-from vlp_models.data.batch import Batch
+from vlp_models.data.batch import Batch, Image, Regions
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
 from vlp_models.data.tables import read_table
 from vlp_models.errors import DataError
+from vlp_models.models.protocols import Embeds
 from vlp_models.params import FinetuneParams, Params
 from vlp_models.params.schema import suggestion
 from vlp_models.tasks import TASKS
-from vlp_models.tasks.base import TaskModel, load_task_model
+from vlp_models.tasks.base import TaskModel, implements, load_task_model
 from vlp_models.training.optim import Freezing
 
 FISHER_BATCH, FISHER_BATCHES = 4, 1000  # pairs, and batches at most
@@ -60,12 +61,15 @@ class Query:
 class Scored:
     """Pairs by falling score. A positive one: without the pair, the loss would be higher.
 
-    rows  pair_id, image_id, text, path, score
+    rows     pair_id, image_id, text, path, score
+    nearest  of a prediction: a pair of each of the images that are most alike to its own, with `similarity`, the cosine
+             of the model's embeddings, else of the mean region features; empty if the model has neither
     """
 
     run: str
     query: Query
     rows: list[dict[str, Any]]
+    nearest: Sequence[dict[str, Any]] = ()
 
 
 def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
@@ -124,8 +128,10 @@ def score_run(
         query = _read_split(task, workspace, p, split, seed)
     order = np.random.default_rng(seed).permutation(len(pairs))
     scores = np.zeros(len(pairs))
-    scores[order] = score_pairs(task, partial(read_batches, task, pairs, order, _batch_size(p)), query, len(pairs))
-    return Scored(run=run, query=query, rows=_list_rows(workspace, task, p, scores))
+    batches = partial(read_batches, task, pairs, order, _batch_size(p))
+    scores[order] = score_pairs(task, batches, query, len(pairs))
+    rows = _list_rows(workspace, task, p, scores)
+    return Scored(run=run, query=query, rows=rows, nearest=find_nearest(task, query, batches(), rows))
 
 
 def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Query, count: int) -> NDArray[np.float64]:
@@ -153,6 +159,29 @@ def _small_batches(pairs: Callable[[], Iterator[Batch]], advance: Callable[[], N
             yield batch.select(torch.arange(start, start + FISHER_BATCH, device=batch.text.ids_BT.device))
             advance()
             done += 1
+
+
+@torch.no_grad()
+def find_nearest(
+    task: TaskModel, query: Query, batches: Iterable[Batch], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the row of one pair of each training image, the most similar image first."""
+    own = query.batches[0].image
+    if not query.image_id or not (implements(task.model, Embeds) or isinstance(own, Regions)):
+        return []
+
+    def embed(image: Image) -> Tensor:
+        if implements(task.model, Embeds):
+            return cast(Embeds, task.model).embed_image(image)
+        return cast(Regions, image).pooled_BF()
+
+    query_E = embed(own)[0]  # a retrieval query's first pair is the prediction
+    similarity: dict[str, float] = {}
+    for batch in batches:
+        similarity |= zip(batch.image_ids, (embed(batch.image) @ query_E).tolist(), strict=True)
+    pair_of = {row["image_id"]: row for row in rows[::-1]}  # of an image's pairs the one with the highest score
+    found = [{**pair_of[name], "similarity": similarity[name]} for name in similarity]
+    return sorted(found, key=lambda row: -row["similarity"])
 
 
 # ---- What is read -------------------------------------------------------------------------------------------------

@@ -25,11 +25,12 @@ def to_jsonl(scored: Scored) -> str:
 
 
 def write_page(scored: Scored, workspace: Workspace, path: Path, *, top: int) -> None:
-    """Write the page with the `top` pairs of either end; never half of it."""
+    """Write the page with the `top` pairs of either end, and nearest images; never half of it."""
     template = page_environment(__package__).get_template("page.html.j2")
     ends = {
         "highest": [_with_picture(row, workspace) for row in scored.rows[:top]],
         "lowest": [_with_picture(row, workspace) for row in scored.rows[::-1][:top]],
+        "nearest": [_with_picture(row, workspace) for row in scored.nearest[:top]],
     }
     picture = ""
     if scored.query.image_id:

@@ -93,7 +93,11 @@ def run(params: Params, workspace: Workspace, key: str = "") -> None:
                 version = register(client, record)
                 receipt: dict[str, Any] = {"name": version.name, "version": version.version}
                 receipt |= {name: record.tags[name] for name in ("run", "model", "family", "variant")}
-                receipt |= {"content": record.content, "challenger": bundled.is_challenger}
+                receipt |= {
+                    "content": record.content,
+                    "challenger": bundled.is_challenger,
+                    "facts": record.lineage["facts"],
+                }
                 receipts.setdefault(bundled.task, []).append(receipt)
                 champion = find_version_by_alias(client, version.name, CHAMPION)
                 role = ""
@@ -174,9 +178,9 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
         data=workspace.shards / "manifest.json",
         command=f"dvc repro finetune@{ranked.run}",
     )
-    further: dict[str, str] = {}
+    lineage["facts"] = {}
     for target in CARD_FACTS.values():
-        further |= import_target(target)(params, workspace.root, ranked.run)
+        lineage["facts"] |= import_target(target)(params, workspace.root, ranked.run)
     names = {"run": ranked.run, "model": ranked.model, "family": ranked.family, "variant": ranked.variant}
     rule, gate_split = gate_rule(params, bundled.task), params.promotion.split
     # The test split first, as MLflow's pages list them; runs are selected on val.
@@ -226,7 +230,7 @@ def _make_record(client: MlflowClient, params: Params, workspace: Workspace, bun
             headline=headline,
             info=bundled.info,
             scores=ranked.scores,
-            lineage=facts | names | further,
+            lineage=facts | names | lineage["facts"],
             vocabulary=lineage["vocabulary"],
             not_served=bundled.not_served,
             holds_captions=(bundle / SEARCH / CAPTIONS).exists(),
