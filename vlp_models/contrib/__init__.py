@@ -29,7 +29,7 @@ CONTRIB: dict[str, dict[str, dict[str, str]]] = {
         "report_sections": {"changes": "vlp_models.contrib.bisect.answers:report_section"},
     },
     "boxes": {"generators": {"boxes": "vlp_models.contrib.boxes.dataset:write"}},
-    "bundles": {},
+    "bundles": {"run_bundles": {"bundle": "vlp_models.contrib.bundles.run_bundle:open_bundle"}},
     "commit": {"last_parts": {"commit": "vlp_models.contrib.commit.flow:commit_parts"}},
     "compare": {"report_sections": {"variants": "vlp_models.contrib.compare.variants:variants"}},
     "costs": {

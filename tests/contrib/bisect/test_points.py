@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ from cloned_project import commit, run
 from vlp_models.common.source_hash import hash_source_text
 from vlp_models.contrib.bisect.bisect import open_bisection
 from vlp_models.contrib.bisect.changes import Changes, find_changes
+from vlp_models.contrib.bisect.decision import value_of
 from vlp_models.contrib.bisect.differences import Origin, find_cached
-from vlp_models.contrib.bisect.points import Point, read_points
+from vlp_models.contrib.bisect.points import Point, read_points, read_scores
 from vlp_models.contrib.bisect.trials import TrialRunner
 from vlp_models.errors import DataError
 from vlp_models.metrics.score import ItemScores, write_items
 from vlp_models.params import load_params
+from vlp_models.registry.promotion.gate_rule import gate_spec
+
+ROOT = Path(__file__).parents[3]
 
 # Writes what the real stages would: images with their batches, and an evaluation.
 PREPARE = """
@@ -266,3 +271,18 @@ def test_a_trial_has_its_own_code_first_and_keeps_the_rest_of_the_path(
         assert runner._call([sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], stream) == 0
     own, *others = log.read_text().split()[-1].split(os.pathsep)
     assert own == str(runner.project) and "plugins-on-the-path" in others
+
+
+def test_a_run_bundle_is_a_point_with_its_own_scores(tmp_path: Path) -> None:
+    bundle = ROOT / "docs" / "results" / "runs" / "scenes-tden-vqa.run.zip"
+    params = load_params(ROOT / "params.yaml")
+    point, same = read_points(tmp_path, params, (str(bundle), str(bundle)))
+    assert (point.name, point.commit) == (str(bundle), "") and point.origin.target in point.origin.stages
+    spec = gate_spec(params, "vqa")
+    measured = read_scores(point, spec, lambda md5: None)
+    records = json.loads(zipfile.ZipFile(bundle).read("scores.json"))
+    expected = next(r["value"] for r in records if (r["metric"], r["split"]) == (spec.metric, spec.split))
+    assert value_of(measured.evidence) == pytest.approx(expected)
+    assert same == point
+    with pytest.raises(DataError, match=r"none\.run\.zip: no such file"):
+        read_points(tmp_path, params, (str(bundle), "none.run.zip"))

@@ -1,4 +1,7 @@
-"""A point to compare: a registered version, or a commit of the project. Both have a dvc.lock and a params.yaml."""
+"""A point to compare: a registered version, a commit of the project, or a run bundle of `vlp pack`.
+
+Each has a dvc.lock and a params.yaml.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vlp_models.common.packages import FOLDER as PACKAGES
-from vlp_models.common.plugins import PACKAGE
+from vlp_models.common.plugins import PACKAGE, Table, import_target
 from vlp_models.common.workspace import run_git
 from vlp_models.contrib.bisect.differences import Find, Origin, read_origin
-from vlp_models.errors import DataError, VLPError
+from vlp_models.errors import DataError, MissingToolError, VLPError
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params
 from vlp_models.params.load import read_plain
@@ -21,6 +24,9 @@ from vlp_models.registry.promotion.gate import Measurement, measure
 from vlp_models.registry.promotion.gate_rule import MetricSpec
 from vlp_models.tasks.scoring import read_item_scores
 
+BUNDLE = ".run.zip"
+BUNDLES = Table("run_bundles", {})  # bundle -> `module:function` of a path that opens it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -28,12 +34,14 @@ class Point:
 
     name    as a person writes it
     commit  whose code and files are used; empty if unknown
+    items   a bundle's items.parquet; empty: the scores are in DVC's cache
     """
 
     name: str
     origin: Origin
     commit: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    items: bytes = b""
 
     @property
     def run(self) -> str:
@@ -71,6 +79,8 @@ def read_points(root: Path, params: Params, names: tuple[str, str], run: str = "
 
 
 def _read_point(root: Path, params: Params, name: str, run: str) -> Point:
+    if name.endswith(BUNDLE):
+        return _read_bundle(root, Path(name))
     commit = (run_git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or b"").decode().strip()
     if not commit:
         return _read_version(root, params, name, run)
@@ -93,6 +103,27 @@ def _read_point(root: Path, params: Params, name: str, run: str) -> Point:
     )
 
 
+def _read_bundle(root: Path, path: Path) -> Point:
+    if "bundle" not in BUNDLES:
+        raise MissingToolError(f"{path}: a run bundle needs vlp_models/contrib/bundles, which is not here")
+    bundle = import_target(BUNDLES["bundle"])(path)
+    record, raw = bundle.json("lineage.json"), bundle.params()
+    origin = Origin(
+        target=f"evaluate@{bundle.run}",
+        stages=parse_stages(bundle.files["dvc.lock"].decode()) or {},
+        params=raw,
+        packages=record.get("packages", {}),
+    )
+    commit = _known_commit(root, str(record.get("git_commit", "")))
+    return Point(name=str(path), origin=origin, commit=commit, params=raw, items=bundle.files["items.parquet"])
+
+
+def _known_commit(root: Path, recorded: str) -> str:
+    # `COMMIT+changes` had uncommitted changes; each code file is compared with its recorded hash before it is used.
+    commit = recorded.partition("+")[0]
+    return "" if run_git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None else commit
+
+
 def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.evaluations import read_lineage
@@ -111,19 +142,18 @@ def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
         ) from None
     if run:
         origin = replace(origin, target=f"evaluate@{run}")
-    # `COMMIT+changes` had uncommitted changes; each code file is compared with its recorded hash before it is used.
-    commit = str(record.get("git_commit", "")).partition("+")[0]
-    if run_git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
-        commit = ""
+    commit = _known_commit(root, str(record.get("git_commit", "")))
     return Point(name=f"{version.name}/{version.version}", origin=origin, commit=commit, params=origin.params)
 
 
 def read_scores(point: Point, spec: MetricSpec, find: Find) -> Measurement:
-    """Return the scores that the point itself has, from DVC's cache.
+    """Return the scores that the point itself has, from its bundle or DVC's cache.
 
     Raises:
         DataError: they are not there, or lack the metric.
     """
+    if point.items:
+        return require_measurement(read_item_scores(point.items, name=point.name), spec, point.name)
     folder = point.origin.output(f"reports/eval/{point.run}")
     listing = find(folder)
     entries = json.loads(listing.read_bytes()) if listing else []

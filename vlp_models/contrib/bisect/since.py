@@ -53,7 +53,7 @@ def print_differences(params: Params, workspace: Workspace, before: str, after: 
     if reason:
         print(f"slices   unknown: {reason}")
     if cause:
-        print(f"cause    {cause}, by vlp bisect")
+        print(f"cause    {cause}  (by vlp bisect)")
     print("\n".join(format_differences(differences)))
 
 

@@ -94,5 +94,5 @@ def describe_slices(gains: Iterable[SliceGain]) -> str:
     for gain in gains:
         by_change[gain.change].append(gain)
     undecided = len(by_change.pop("undecided"))
-    parts = [f"{change}: {', '.join(map(str, found))}" for change, found in by_change.items() if found]
+    parts = [f"{change}: {', '.join(map(str, changed))}" for change, changed in by_change.items() if changed]
     return "; ".join([*parts, *([f"{undecided} undecided"] if undecided else [])])

@@ -166,8 +166,8 @@ def find_nearest(
     task: TaskModel, query: Query, batches: Iterable[Batch], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the row of one pair of each training image, the most similar image first."""
-    own = query.batches[0].image
-    if not query.image_id or not (implements(task.model, Embeds) or isinstance(own, Regions)):
+    image_of_query = query.batches[0].image
+    if not query.image_id or not (implements(task.model, Embeds) or isinstance(image_of_query, Regions)):
         return []
 
     def embed(image: Image) -> Tensor:
@@ -175,13 +175,13 @@ def find_nearest(
             return cast(Embeds, task.model).embed_image(image)
         return cast(Regions, image).pooled_BF()
 
-    query_E = embed(own)[0]  # a retrieval query's first pair is the prediction
+    query_E = embed(image_of_query)[0]  # a retrieval query's first pair is the prediction
     similarity: dict[str, float] = {}
     for batch in batches:
         similarity |= zip(batch.image_ids, (embed(batch.image) @ query_E).tolist(), strict=True)
     pair_of = {row["image_id"]: row for row in rows[::-1]}  # of an image's pairs the one with the highest score
-    found = [{**pair_of[name], "similarity": similarity[name]} for name in similarity]
-    return sorted(found, key=lambda row: -row["similarity"])
+    nearest = [{**pair_of[name], "similarity": similarity[name]} for name in similarity]
+    return sorted(nearest, key=lambda row: -row["similarity"])
 
 
 # ---- What is read -------------------------------------------------------------------------------------------------
