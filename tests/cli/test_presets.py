@@ -50,6 +50,7 @@ PRESETS: dict[str, tuple[list[str], int | set[int]]] = {
     "own-vocabulary": ([], DEMO),
     "language-model-decoder": (["few-pairs"], LANGUAGE_MODEL),
     "ingest": ([], DEMO),
+    "without-worst": ([], DEMO),
     "tden-two-pass": ([], DEMO),
     "scenes-tasks": ([], DEMO),
     "forget-cheaply": ([], DEMO),
