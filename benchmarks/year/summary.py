@@ -20,7 +20,8 @@ MONTH = 4  # weeks
 # drops are data, which is never deleted. The features and shards of the kept weeks grow with the number of images, so
 # the sum is also given per 1,000 images.
 BOUNDED = ("cache", "prefect", "work", "artifacts", "database")
-WIDTH, LEFT, RIGHT = 900, 60, 20
+WIDTH, LEFT, RIGHT = 900, 60, 60
+ROW, DISK = 85, 480  # height of a row of what was planted; top of the last curve
 
 
 def summarize(weeks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def draw(weeks: Sequence[Mapping[str, Any]]) -> str:
     )
     rows = [("drop", "drops"), ("act", "changes"), ("fault", "faults")]
     for line, (key, title) in enumerate(rows):
-        y = 205 + 26 * line
+        y = 265 + ROW * line  # with room above for the names
         text(LEFT - 6, y + 4, title, 'text-anchor="end"')
         for week in weeks:
             planted = week[key] if week[key] != "calm" else ""
@@ -136,19 +137,21 @@ def draw(weeks: Sequence[Mapping[str, Any]]) -> str:
             at = x(week["number"])
             radius = 5 if planted else 2
             parts.append(f'<circle cx="{at:.1f}" cy="{y}" r="{radius}" class="{kind}"><title>{label}</title></circle>')
+            if planted:
+                text(at + 2, y - 9, planted, f'class="name" transform="rotate(-35 {at + 2:.1f} {y - 9})"')
     disk = [sum(week["disk"].get(part, 0) for part in BOUNDED) / 1e6 if "disk" in week else None for week in weeks]
-    curve(disk, 315, 90, "Disk of what retention bounds: cache, registry, Prefect, logs", " MB")
+    curve(disk, DISK, 90, "Disk of what retention bounds: cache, registry, Prefect, logs", " MB")
     for number in range(1, len(weeks) + 1):
         if number == 1 or number % 4 == 0:
-            text(x(number), 428, str(number), 'text-anchor="middle"')
-    text(WIDTH - RIGHT, 445, "week", 'text-anchor="end"')
+            text(x(number), DISK + 113, str(number), 'text-anchor="middle"')
+    text(WIDTH - RIGHT, DISK + 130, "week", 'text-anchor="end"')
     style = (
         "text{font:12px system-ui,sans-serif;fill:#555}.title{font-weight:600}.grid{stroke:#8885;stroke-width:1}"
         ".curve{fill:none;stroke:#2a6fb0;stroke-width:2}.promoted{fill:#1a8a4a}.planted{fill:#c9822b}.wrong{fill:#c0272d}"
-        ".calm{fill:#8886}"
+        ".calm{fill:#8886}.name{font-size:10px}"
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 455" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {DISK + 140}" role="img">'
         f"<title>A year of weekly drops</title><style>{style}</style>{''.join(parts)}</svg>\n"
     )
 
