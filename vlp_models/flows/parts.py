@@ -144,7 +144,9 @@ def _promotion_evidence(params: Params, task: str, root: Path) -> str | None:
     runs = [name for name, run in params.finetune.items() if run.task == task]
     files = [root / "reports" / "eval" / name / "scores.json" for name in runs]
     scores = [hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files]
-    return hash_values(registered, to_plain(params.promotion), to_plain(params.tracking), scores)
+    # Other lines of its card, such as costs, are no reason to judge a version again.
+    judged = [{name: value for name, value in receipt.items() if name != "facts"} for receipt in registered]
+    return hash_values(judged, to_plain(params.promotion), to_plain(params.tracking), scores)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def bisect(
 
     bisection = Bisection(
         names=NAMES,
+        task="vqa",
         metric="accuracy",
         changes=make_changes(count, untried=untried),
         train=train,

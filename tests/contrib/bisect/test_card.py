@@ -9,6 +9,7 @@ import pytest
 import yaml
 from toy_registry import QUESTIONS, TRACKING, ToyRegistry, answers, toy_items
 
+from vlp_models.common.io import hash_path
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bisect.card import SINCE, SLICES, card_fact, summarize
 from vlp_models.contrib.bisect.differences import Difference
@@ -48,6 +49,9 @@ def test_a_card_names_what_differs_from_the_champion(tmp_path: Path, params: Par
     version = registry.add(answers(0.5))
     files = write_project(tmp_path, epochs=2)
     write_scores(tmp_path)
+    checkpoint = Workspace(tmp_path).checkpoint(f"finetune/{RUN}")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_text("weights")
     assert card_fact(params, tmp_path, RUN) == {}  # no champion
 
     registry.client.set_registered_model_alias(registry.model, CHAMPION, str(version))
@@ -62,6 +66,9 @@ def test_a_card_names_what_differs_from_the_champion(tmp_path: Path, params: Par
     assert facts[f"{SINCE} (version {version})"] == "finetune.tden-vqa.max_epochs: 2 -> 3"
     slices = facts[f"{SLICES} (version {version})"]
     assert slices.startswith("worse: question_type=how many -") and slices.endswith("; 1 undecided")
+    # The champion's own checkpoint is not compared with itself.
+    registry.client.set_model_version_tag(registry.model, str(version), "weights", f"{hash_path(checkpoint)} regions")
+    assert card_fact(params, tmp_path, RUN) == {}
 
 
 def test_many_changes_are_counted_and_unread_ones_left_out() -> None:

@@ -27,14 +27,18 @@ class Cache:
         (self.folder / md5).write_bytes(content)
         return md5
 
-    def add_tables(self, splits: dict[str, str]) -> str:
-        """Add a data/validated with an image, and one caption of it, for each entry: image id -> split."""
+    def add_tables(self, splits: dict[str, str], answer: str = "yes") -> str:
+        """Add a data/validated with an image, a caption and a question of it, for each entry: image id -> split."""
         images = [
             {"image_id": name, "source": "scenes", "split": split, "sha256": name} for name, split in splits.items()
         ]
         captions = [{"image_id": name, "text": f"a photo of {name}"} for name in splits]
+        questions = [
+            {"image_id": name, "question_id": f"{name}/{answer}", "text": "is it?", "answers": [answer]}
+            for name in splits
+        ]
         entries = []
-        for table, rows in (("images", images), ("captions", captions)):
+        for table, rows in (("images", images), ("captions", captions), ("questions", questions)):
             file = self.folder / "table"
             parquet.write_table(pyarrow.Table.from_pylist(rows), file)
             entries.append({"md5": self.add(file.read_bytes()), "relpath": f"{table}.parquet"})
@@ -107,6 +111,9 @@ def test_differences_name_the_stages_that_read_them_and_what_cannot_matter(
         "captions of scenes, train": Difference(
             kind="data", name="captions of scenes, train", before="1", after="2 (+1 -0)", stages=everything
         ),
+        "questions of scenes, train": Difference(
+            kind="data", name="questions of scenes, train", before="1", after="2 (+1 -0)", stages=everything
+        ),
         "finetune.vqa.max_epochs": Difference(
             kind="params", name="finetune.vqa.max_epochs", before="2", after="3", stages=("finetune@vqa",)
         ),
@@ -129,3 +136,14 @@ def test_equal_versions_and_a_cache_without_their_files(versions: tuple[Cache, O
     assert format_differences(find_differences(old, old, cache.find)) == ["nothing differs"]
     with pytest.raises(DataError, match=r"not in DVC's cache; `dvc fetch"):
         find_differences(old, new, lambda md5: None)
+
+
+def test_changed_answers_are_a_difference(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    versions = []
+    for answer in ("yes", "no"):
+        validated = cache.add_tables({"1": "train", "2": "test"}, answer)
+        stages = {"evaluate@vqa": {"outs": [{"path": "data/validated", "md5": validated}]}}
+        versions.append(Origin(target="evaluate@vqa", stages=stages, params={}, packages={}))
+    names = [difference.name for difference in find_differences(*versions, cache.find)]
+    assert names == ["questions of scenes, test", "questions of scenes, train"]

@@ -76,7 +76,7 @@ def test_the_change_that_wrecks_the_score_is_named(tmp_path: Path) -> None:
     assert len(result["trials"]) <= 2 + 2 + 1 + 1
     assert sum(trial["restored"] for trial in result["trials"]) >= 5, "stages that are equal are not run again"
     assert result["command"] == f"vlp bisect vlp-vqa/1 vlp-vqa/2 --try '{CAUSE}'"
-    assert result["answer"]["sentence"] in unescape((project / "reports" / "bisect.html").read_text())
+    assert result["answer"]["sentence"] in unescape((project / "reports" / "bisect-vqa.html").read_text())
     assert (project / "dvc.lock").read_bytes() == lock, "the project's own results stay"
 
     # The command that reproduces it, from what is kept; and a version that differs in nothing but its seed.

@@ -44,12 +44,17 @@ def test_it_runs_once_after_a_refusal_of_a_lower_score_of_the_same_run(tmp_path:
     file = tmp_path / "reports" / "promotion" / "vqa.json"
     file.parent.mkdir(parents=True)
     assert find_evidence("vqa", tmp_path) is None
+    registered = tmp_path / "reports" / "registered.json"
     evidence = []
-    for changed in ({}, {"version": 3}):
-        file.write_text(json.dumps(REFUSED | changed))
+    for version in (2, 3):
+        file.write_text(json.dumps(REFUSED | {"version": version}))
+        # The one that was refused is no longer the challenger, or not yet.
+        registered.write_text(json.dumps({"vqa": [{"version": 5 - version, "challenger": True}]}))
+        assert find_evidence("vqa", tmp_path) is None
+        registered.write_text(json.dumps({"vqa": [{"version": version, "challenger": True}]}))
         evidence.append(find_evidence("vqa", tmp_path))
     assert all(evidence) and evidence[0] != evidence[1]
     others: list[dict[str, Any]] = [{"action": "promoted"}, {"run": "vlmo-vqa"}, {"numbers": {"gain": 0.3}}]
     for other in [*others, {"numbers": {}}]:
-        file.write_text(json.dumps(REFUSED | other))
+        file.write_text(json.dumps(REFUSED | {"version": 3} | other))
         assert find_evidence("vqa", tmp_path) is None, other

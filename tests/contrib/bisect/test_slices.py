@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from toy_registry import TRACKING, ToyRegistry, answers
 
 from vlp_models.common.workspace import Workspace
-from vlp_models.contrib.bisect.answers import is_missing_in_report, keep_answer, read_answer, report_section
+from vlp_models.contrib.bisect.answers import is_missing_in_report, read_answer, report_section, write_answer
 from vlp_models.contrib.bisect.slices import compare_slices, describe_slices
 from vlp_models.errors import DataError
 from vlp_models.evaluation.report import ReportContext
@@ -26,13 +25,13 @@ SLICES, IMAGES = 6, 50  # images of each slice
 PARAMS = PromotionParams(resamples=400)
 
 
-def measured(right: np.ndarray[Any, np.dtype[np.float64]], first: int = 0, scorer: str = "") -> Measurement:
-    """Return right and wrong answers of numbered images, the first of which has the number `first`."""
-    names = [f"s/{first + i}" for i in range(len(right))]
+def measured(right: np.ndarray[Any, np.dtype[np.float64]], scorer: str = "", test: str = "t") -> Measurement:
+    """Return right and wrong answers of numbered images."""
+    names = [f"s/{i}" for i in range(len(right))]
     parts = np.column_stack([right, np.ones(len(right))])
     evidence = Evidence(groups=names, parts_NK=parts, statistic=mean_percent, items=names)
-    slices = [["dataset=s", f"kind={(first + i) % SLICES}"] for i in range(len(right))]
-    return Measurement(metric="accuracy", test="t", scorer=scorer, evidence=evidence, slices=slices)
+    slices = [["dataset=s", f"kind={i % SLICES}"] for i in range(len(right))]
+    return Measurement(metric="accuracy", test=test, scorer=scorer, evidence=evidence, slices=slices)
 
 
 def test_a_slice_that_lost_is_found_among_those_that_did_not() -> None:
@@ -59,36 +58,44 @@ def test_equal_models_have_a_changed_slice_in_at_most_one_of_twenty_comparisons(
     assert wrong / rounds <= 0.05
 
 
-def test_only_items_of_both_tests_count_and_small_slices_are_left_out() -> None:
-    before, after = measured(np.ones(600)), measured(np.zeros(600), first=300)
-    found = compare_slices(after, before, PARAMS)
-    assert {(gain.images, gain.gain) for gain in found} == {(50, -100.0)}
+def test_small_slices_are_left_out_and_other_tests_are_refused() -> None:
     assert compare_slices(measured(np.zeros(30)), measured(np.ones(30)), PARAMS) == []
-    with pytest.raises(DataError, match=r"scored in different ways: no note; beam 5"):
-        compare_slices(measured(np.ones(60), scorer="beam 5"), measured(np.ones(60)), PARAMS)
+    others = [measured(np.ones(60), scorer="beam 5"), measured(np.ones(60), test="another")]
+    for other in others:
+        with pytest.raises(DataError):
+            compare_slices(other, measured(np.ones(60)), PARAMS)
 
 
 def test_an_answer_is_kept_with_its_version_and_shown_in_the_report(tmp_path: Path) -> None:
     registry = ToyRegistry(tmp_path, "toy-vqa")
-    for _ in range(2):
+    for _ in range(3):
         registry.add(answers(0.5))
-    params = dataclasses.replace(load_params(), tracking=TRACKING)
-    sentence = "params seed: 1 -> 2 lowered accuracy (-5.00, -7.00 to -3.00)"
-    result = {"good": "toy-vqa/1", "bad": "toy-vqa/2", "answer": {"sentence": sentence}, "trials": [], "command": "c"}
-    keep_answer(params, tmp_path, result)
-    version = registry.client.get_model_version("toy-vqa", "2")
-    assert (read_answer(version, "toy-vqa/1"), read_answer(version, "toy-vqa/0")) == (sentence, "")
-    keep_answer(params, tmp_path, {**result, "bad": "1a2b3c4d5e"})  # a commit
-
-    reports = tmp_path / "reports"
+    params, workspace = dataclasses.replace(load_params(), tracking=TRACKING), Workspace(tmp_path)
+    reports = workspace.reports
     reports.mkdir()
-    context = ReportContext(params=params, workspace=Workspace(tmp_path), records=[], missing=[])
-    assert report_section(context).below == ""
-    receipt = {"name": "toy-vqa", "version": 2, "challenger": True, "facts": {"since the champion (version 1)": "seed"}}
+    context = ReportContext(params=params, workspace=workspace, records=[], missing=[])
+    assert report_section(context).below == "" and not is_missing_in_report(tmp_path)
+    receipt = {"name": "toy-vqa", "version": 3, "challenger": True, "facts": {"since the champion (version 1)": "seed"}}
     (reports / "registered.json").write_text(json.dumps({"vqa": [receipt]}))
-    assert sentence not in report_section(context).below and "(version 1)" in report_section(context).below
-    (reports / "index.html").touch()
-    assert not is_missing_in_report(tmp_path)
-    (reports / "bisect.json").write_text(json.dumps(result))
-    os.utime(reports / "index.html", (1, 1))
-    assert is_missing_in_report(tmp_path) and "-7.00 to -3.00" in report_section(context).below
+    page = reports / "index.html"
+    page.write_text(report_section(context).below)
+    assert "(version 1)" in page.read_text() and not is_missing_in_report(tmp_path)
+
+    def answer(good: str, bad: str, sentence: str, kind: str = "causes") -> None:
+        names = {"task": "vqa", "metric": "accuracy", "good": good, "bad": bad, "are_versions": "/" in bad}
+        rest = {"seen": 5.0, "changes": [], "untried": {}, "unread": [], "notes": [], "trials": [], "command": "c"}
+        write_answer(params, workspace, {**names, **rest, "answer": {"kind": kind, "sentence": sentence, "notes": []}})
+
+    # Of another pair of versions: kept, and no line of the report.
+    answer("toy-vqa/2", "toy-vqa/3", "The seed alone.", "seed")
+    assert is_missing_in_report(tmp_path)
+    page.write_text(report_section(context).below)
+    assert "The seed alone" not in page.read_text() and not is_missing_in_report(tmp_path)
+    sentence = "params seed: 1 -> 2 lowered accuracy (-5.00, -7.00 to -3.00)."
+    answer("toy-vqa/1", "toy-vqa/3", sentence)
+    answer("toy-vqa/1", "toy-vqa/3", "The budget is used up.", "out of time")
+    answer("toy-vqa/1", "1a2b3c4d5e", "A commit has no tags.")
+    version = registry.client.get_model_version("toy-vqa", "3")
+    assert [read_answer(version, f"toy-vqa/{n}") for n in range(3)] == ["", sentence, "The seed alone."]
+    answer("toy-vqa/1", "toy-vqa/3", sentence)
+    assert "-7.00 to -3.00" in report_section(context).below

@@ -19,12 +19,13 @@ from vlp_models.contrib.influence import scores
 from vlp_models.contrib.influence.influence import Query, find_nearest, open_pairs, read_batches, resolve_run, score_run
 from vlp_models.contrib.influence.losses import pair_losses
 from vlp_models.contrib.influence.params import InfluenceParams
-from vlp_models.contrib.influence.removal import REPORT, files, read_worst
+from vlp_models.contrib.influence.removal import files, read_worst
 from vlp_models.errors import DataError
 from vlp_models.params import GeneratorParams, Params, load_params
 from vlp_models.tasks.base import TaskModel, load_task_model
 
 ROOT = Path(__file__).parents[3]
+REPORT = InfluenceParams().report
 TASKS = ("captioning", "vqa", "retrieval")
 
 
@@ -158,8 +159,8 @@ def test_one_prediction(project: tuple[Params, Workspace], name: str) -> None:
     # A training image is nearest to itself.
     pairs = open_pairs(task, workspace, params.finetune[name], "train")
     batches = list(read_batches(task, pairs, np.arange(len(pairs)), 8))
-    query = Query(title="", batches=[task.collate([pairs[30]])], image_id=pairs[30].image_id)
-    first = find_nearest(task, query, batches, scored.rows)[0]
+    query = Query(title="", batches=lambda: [task.collate([pairs[30]])], image_id=pairs[30].image_id)
+    first = find_nearest(task, query, lambda: batches, scored.rows)[0]
     assert first["image_id"] == pairs[30].image_id and first["similarity"] == pytest.approx(1, abs=1e-5)
     if name != "retrieval":
         assert ("a red ball" if name == "captioning" else "red") in scored.query.title
@@ -175,12 +176,16 @@ def test_validate_removes_the_lowest_share(tmp_path: Path) -> None:
         read_worst(worst, tmp_path)
     report = tmp_path / REPORT
     report.parent.mkdir()
-    rows = [{"pair_id": f"s/{n}", "score": value} for n, value in enumerate((0.5, -2.0, 0.1, -0.5, 0.2))]
+    rows: list[dict[str, Any]] = [
+        {"run": "r", "task": "captioning", "pair_id": f"s/{n}", "score": value}
+        for n, value in enumerate((0.5, -2.0, 0.1, -0.5, 0.2))
+    ]
     report.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_worst(worst, tmp_path) == {
         "s/1": "influence: score -2.00e+00, among the lowest 40.0%",
         "s/3": "influence: score -5.00e-01, among the lowest 40.0%",
     }
-    report.write_text('{"pair_id": "s/1"}\n')
-    with pytest.raises(DataError, match="damaged"):
-        read_worst(worst, tmp_path)
+    for row, why in ((rows[0] | {"task": "vqa"}, "has questions of r"), ({"pair_id": "s/1"}, "damaged")):
+        report.write_text(json.dumps(row) + "\n")
+        with pytest.raises(DataError, match=why):
+            read_worst(worst, tmp_path)

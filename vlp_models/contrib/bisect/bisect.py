@@ -73,6 +73,7 @@ class Bisection:
     """
 
     names: tuple[str, str]
+    task: str
     metric: str
     changes: Changes
     train: Train
@@ -80,6 +81,7 @@ class Bisection:
     seen: float
     groups: int = MIN_GROUPS
     seeds: int = 5
+    are_versions: bool = False
     report: Callable[[str], None] = print
     trials: dict[Subset, Trial] = field(default_factory=dict)
     drop: Decision | None = None
@@ -177,12 +179,12 @@ class Bisection:
         good, bad = self.names
         if self.groups < MIN_GROUPS:
             raise DataError(f"the test has {self.groups} images that both were scored on; a test needs {MIN_GROUPS}")
-        for count in range(min(MIN_SEEDS, self.seeds), self.seeds + 1):
+        for count in range(MIN_SEEDS, self.seeds + 1):
             sides = [self._runs(side, count) for side in (frozenset[str](), everything)]
             for side, name in ((frozenset[str](), good), (everything, bad)):
                 if self.trials[side].failed:
                     raise DataError(f"{name} does not train here: {self.trials[side].failed}")
-            decision = confirm_drop(sides[1], sides[0], self.rule, seen=self.seen)
+            decision = confirm_drop(sides[1], sides[0], self.rule, seen=self.seen, looks=self.seeds - MIN_SEEDS + 1)
             self.trials[everything].decision = self.drop = decision
             self.report(f"{bad} against {good}, {count} seeds a side: {_interval(decision)}")
             if decision.lower is not None:
@@ -328,7 +330,10 @@ class Bisection:
     def result(self, answer: Answer) -> dict[str, Any]:
         """Return everything as plain data."""
         changes: Mapping[str, Any] = asdict(self.changes)
-        return {"good": self.names[0], "bad": self.names[1], "metric": self.metric, "seen": self.seen} | {
+        return {"good": self.names[0], "bad": self.names[1], "are_versions": self.are_versions} | {
+            "task": self.task,
+            "metric": self.metric,
+            "seen": self.seen,
             "answer": asdict(answer),
             "changes": [change.describe() for change in self.changes.tried],
             "untried": changes["untried"],
@@ -354,6 +359,8 @@ def open_bisection(
     scores = [read_scores(point, spec, find).evidence for point in (good, bad)]
     # On the items of both: the test set may have changed.
     (bad_scores,), (good_scores,) = take_common([scores[1]], [scores[0]])
+    if not good_scores.groups:
+        raise DataError(f"{good.name} and {bad.name} were scored on different test sets, without a common item")
     seen = sign * (value_of(good_scores) - value_of(bad_scores))
     key = hashlib.sha256(json.dumps([good.origin.stages, bad.origin.stages, good.run], sort_keys=True).encode())
     folder = root / ".work" / "bisect" / key.hexdigest()[:12]
@@ -368,6 +375,8 @@ def open_bisection(
 
     return Bisection(
         names=(good.name, bad.name),
+        task=task,
+        are_versions=good.is_version and bad.is_version,
         # All values are then higher if better, and all sentences of one form.
         metric=spec.metric if sign > 0 else f"minus {spec.metric}",
         changes=changes,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlp_models.common.io import hash_path
 from vlp_models.common.packages import recorded_packages
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bisect.differences import Difference, Origin, find_cached, find_differences, read_origin
 from vlp_models.contrib.bisect.points import require_measurement
 from vlp_models.contrib.bisect.slices import SliceGain, compare_slices, describe_slices
-from vlp_models.errors import DataError
+from vlp_models.errors import DataError, VLPError, first_line
 from vlp_models.metrics.score import ItemScores
 from vlp_models.params import Params
 from vlp_models.params.load import read_yaml
 from vlp_models.pipeline.dvc.lock_file import LOCK_FILE, read_stages
-from vlp_models.registry.evaluations import ITEMS, read_latest_evaluation
+from vlp_models.registry.client import store_errors
+from vlp_models.registry.evaluations import ITEMS, read_evaluations
+from vlp_models.registry.promotion.gate import measure
 from vlp_models.registry.promotion.gate_rule import gate_rule, gate_spec
 from vlp_models.tasks.scoring import read_item_scores
 
@@ -29,14 +32,18 @@ SINCE, SLICES = "since the champion", "slices since the champion"
 
 
 def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
-    """Return how the run differs from the task's champion, and on which slices; nothing without a champion."""
+    """Return how the run differs from the task's champion, and on which slices.
+
+    Nothing without a champion, and if it is this run's present checkpoint.
+    """
     from vlp_models.registry.client import connect, model_name
     from vlp_models.registry.versions import CHAMPION, find_version_by_alias
 
-    task = params.finetune[run].task
+    workspace, task = Workspace(root), params.finetune[run].task
     client = connect(params.tracking, root)
     champion = find_version_by_alias(client, model_name(params.tracking, task), CHAMPION)
-    if champion is None:
+    # The tag starts with the 64 hexadecimal digits of the checkpoint's hash.
+    if champion is None or champion.tags.get("weights", "")[:64] == hash_path(workspace.checkpoint(f"finetune/{run}")):
         return {}
     now = Origin(
         target=f"evaluate@{run}",
@@ -44,17 +51,24 @@ def card_fact(params: Params, root: Path, run: str) -> dict[str, str]:
         params=read_yaml(root / "params.yaml"),
         packages=recorded_packages(root),
     )
+
+    def differences() -> str:
+        return summarize(find_differences(read_origin(client, champion), now, find_cached(root)))
+
+    def slices() -> str:
+        scores = read_item_scores(workspace.evaluation(run) / ITEMS)
+        return describe_slices(slices_since(params, client, task, scores, champion))
+
+    facts = {f"{SINCE} (version {champion.version})": differences, f"{SLICES} (version {champion.version})": slices}
+    return {name: text for name, describe in facts.items() if (text := _unless_missing(describe))}
+
+
+def _unless_missing(describe: Callable[[], str]) -> str:
+    """Return the description; why it is unknown, if an old champion's data or scores have been deleted."""
     try:
-        text = summarize(find_differences(read_origin(client, champion), now, find_cached(root)))
-    except DataError as error:  # an old champion's data may have left the cache
-        text = f"unknown: {error}"
-    facts = {f"{SINCE} (version {champion.version})": text}
-    scores = read_item_scores(Workspace(root).evaluation(run) / ITEMS)
-    try:
-        slices = describe_slices(slices_since(params, client, task, scores, champion))
-    except DataError as error:
-        slices = f"unknown: {error}"
-    return facts | ({f"{SLICES} (version {champion.version})": slices} if slices else {})
+        return describe()
+    except store_errors(VLPError) as error:
+        return f"unknown: {first_line(error)}"
 
 
 def slices_since(
@@ -63,11 +77,16 @@ def slices_since(
     """Return the gain by slice since an earlier version, by the metric of the gate.
 
     Raises:
-        DataError: the scores are not comparable, or one side has none.
+        DataError: the earlier version has no scores on this test, or one side lacks the metric.
     """
     rule, spec = gate_rule(params, task), gate_spec(params, task)
     after = require_measurement(scores, spec, "the run")
-    before = require_measurement(read_latest_evaluation(client, earlier), spec, f"version {earlier.version}")
+    # The gate may have evaluated the earlier version on today's test as well.
+    measured = [measure(stored, spec) for stored in read_evaluations(client, earlier)]
+    usable = [m for m in measured if not isinstance(m, str)]
+    before = next((m for m in usable if m.test == after.test), None)
+    if before is None:
+        raise DataError(f"version {earlier.version} has no scores on this test")
     return compare_slices(after, before, params.promotion, sign=-1.0 if rule.direction == "lower" else 1.0)
 
 

@@ -226,6 +226,8 @@ def _data(root: Path, good: Point, bad: Point, find: Find) -> tuple[list[Change]
                     changes.append(Change(kind="data", name=batch, before=was, after=now, stages=stages))
         elif not before or not after:
             same[path] = before or after
+        elif posixpath.isabs(path):
+            untried[f"data {path}"] = "outside of the project; a trial reads it as it is now"
         elif all(find(md5) or _is_committed(root, point, path, md5) for md5, point in ((before, good), (after, bad))):
             changes.append(Change(kind="data", name=path, before=before, after=after, stages=stages))
         else:

@@ -12,6 +12,13 @@ import typer
 
 from vlp_models.errors import DataError, ParamsError
 
+
+class NoAnswerError(DataError):
+    """The two points cannot be compared. Not a failure of the unattended flow, which goes on."""
+
+    exit_code = 3
+
+
 UNITS = {"h": 3600, "m": 60, "s": 1}
 
 
@@ -31,43 +38,42 @@ def bisect(
 
     The same command continues after Ctrl-C. Example: `vlp bisect vlp-vqa/3 vlp-vqa/4 --budget 2h`
     """
-    from vlp_models.common.io import write_json
     from vlp_models.common.lock import file_lock
     from vlp_models.common.workspace import Workspace
-    from vlp_models.contrib.bisect.answers import keep_answer
+    from vlp_models.contrib.bisect.answers import write_answer
     from vlp_models.contrib.bisect.bisect import open_bisection
-    from vlp_models.contrib.bisect.page import format_result, write_page
+    from vlp_models.contrib.bisect.page import format_result
     from vlp_models.params import load_params
     from vlp_models.pipeline.guard import stopped_by_signals
 
     params, workspace = load_params(), Workspace()
     deadline = time.monotonic() + parse_budget(budget) if budget else float("inf")
     lock = file_lock(workspace.root / ".work" / "locks" / "bisect.lock", "`vlp bisect`")
-    with lock, stopped_by_signals("bisect"):
+    try:
         bisection = open_bisection(workspace.root, params, (good, bad), run=run, seeds=seeds, deadline=deadline)
         if unknown := set(attempt or []) - {change.id for change in bisection.changes.tried}:
             raise DataError(f"{sorted(unknown)[0]}: no such change; `vlp bisect {good} {bad} --list` lists them")
-        command = ["vlp", "bisect", *bisection.names, *(["--run", run] if run else [])]
         if only_list:
-            result = bisection.result(bisection.list_changes())
+            answer = bisection.list_changes()
         else:
-            result = bisection.result(bisection.try_changes(attempt) if attempt else bisection.answer())
-        causes = [word for cause in result["answer"]["causes"][:1] for name in cause for word in ("--try", name)]
-        result["command"] = shlex.join([*command, *causes])
-        page = workspace.reports / "bisect.html"
-        if not only_list:
-            write_page(result, page)
-            write_json(workspace.reports / "bisect.json", result)
-            if not attempt:
-                keep_answer(params, workspace.root, result)
+            with lock, stopped_by_signals("bisect"):
+                answer = bisection.try_changes(attempt) if attempt else bisection.answer()
+    except DataError as error:
+        raise NoAnswerError(str(error)) from None
+    result = bisection.result(answer)
+    causes = [word for cause in answer.causes[:1] for name in cause for word in ("--try", name)]
+    result["command"] = shlex.join(
+        ["vlp", "bisect", *bisection.names, *(["--run", run] if run else []), *causes],
+    )
+    page = None if only_list or attempt else write_answer(params, workspace, result)
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
         print("\n".join(format_result(result)))
-        if not only_list:
+        if page:
             print(f"page      {page}")
-    if result["answer"]["kind"] in ("inconclusive", "out of time"):
-        raise typer.Exit(3)
+    if answer.kind in ("inconclusive", "out of time"):
+        raise typer.Exit(NoAnswerError.exit_code)
 
 
 def parse_budget(text: str) -> float:

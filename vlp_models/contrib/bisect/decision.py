@@ -37,7 +37,7 @@ class CompareRule:
 class Decision:
     """lower: None if the interval has both answers.
 
-    value, low, high  the gain over the good side, negative if worse, and its 90% interval: 5% beyond each end
+    value, low, high  the gain over the good side, negative if worse; its interval has the decision's error at each end
     more_seeds        about how many more seeds a side would decide; None: no number would, the test has too few items
     """
 
@@ -75,15 +75,22 @@ def decide(
     return describe(gain, lower, drop / 2)
 
 
-def confirm_drop(bad: Sequence[Evidence], good: Sequence[Evidence], rule: CompareRule, *, seen: float) -> Decision:
-    """Decide whether the bad side is lower at all: True; or by less than half of the drop that was seen: False."""
+def confirm_drop(
+    bad: Sequence[Evidence], good: Sequence[Evidence], rule: CompareRule, *, seen: float, looks: int = 4
+) -> Decision:
+    """Decide whether the bad side is lower at all: True; or by less than half of the drop that was seen: False.
+
+    Args:
+        looks: how often this is decided at most, as seeds are added.
+    """
     gain = measure_gain(bad, good, rule, ())
+    alpha = DROP_ALPHA if looks <= 4 else ALPHA / looks
     lower: bool | None = None
-    if gain.p_value_below(0.0) <= DROP_ALPHA:
+    if gain.p_value_below(0.0) <= alpha:
         lower = True
     elif gain.p_value(-seen / 2) <= ALPHA:
         lower = False
-    return describe(gain, lower, seen / 2)
+    return describe(gain, lower, seen / 2, alpha)
 
 
 def measure_gain(
@@ -112,17 +119,17 @@ def measure_gain(
     return gain
 
 
-def describe(gain: Gain, lower: bool | None, margin: float) -> Decision:
-    low, high = gain.interval(ALPHA)
+def describe(gain: Gain, lower: bool | None, margin: float, alpha: float = ALPHA) -> Decision:
+    low, high = gain.interval(alpha)
     more: int | None = 0
     if lower is None:
-        more = more_seeds(gain, margin)
+        more = more_seeds(gain, margin, alpha)
     return Decision(lower=lower, value=gain.value, low=low, high=high, seeds=gain.runs, more_seeds=more)
 
 
-def more_seeds(gain: Gain, margin: float) -> int | None:
+def more_seeds(gain: Gain, margin: float, alpha: float = ALPHA) -> int | None:
     """Return about how many more seeds a side would decide if the truth is the margin away; None: no number would."""
-    needed = margin / (NormalDist().inv_cdf(1 - ALPHA) + NormalDist().inv_cdf(POWER))
+    needed = margin / (NormalDist().inv_cdf(1 - alpha) + NormalDist().inv_cdf(POWER))
     # The variance of the gain: that of the items stays, that of the seeds shrinks with their number.
     deviation, (a, b) = gain.seed_std or 0.0, gain.runs
     items = max(0.0, gain.items**2 + gain.seeds**2 - deviation**2 * (1 / a + 1 / b))

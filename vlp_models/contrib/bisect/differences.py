@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlp_models.common.workspace import dvc_files
-from vlp_models.data.tables import open_parquet
+from vlp_models.data.tables import ID_COLUMN, SCHEMAS, damage_errors, open_parquet
 from vlp_models.errors import DataError
 from vlp_models.params.load import read_plain
 from vlp_models.pipeline.dvc.lock_file import parse_stages
@@ -29,7 +29,7 @@ CODE, SETTINGS = f"{PLAN}/code/", f"{PLAN}/evaluate/"
 ABSENT = "-"
 
 VALIDATED = "data/validated"
-TABLES = {"images": ("image_id", "sha256"), "captions": ("image_id", "text"), "questions": ("image_id", "text")}
+PLACES = {"provenance", "path", "width", "height"}  # columns that say where a row is from, not what it is
 
 Find = Callable[[str], Path | None]  # md5 -> the file in DVC's cache; None: it is not there
 
@@ -91,7 +91,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that differs. stages: those of the run that read it; none: it cannot matter."""
+    """One thing that differs. stages: those of the run that read it (data: all of them); none: it cannot matter."""
 
     kind: str  # data, params, code or packages
     name: str
@@ -135,7 +135,7 @@ def _data(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
     if old_md5 == new_md5:
         return
     readers = tuple(sorted(after.upstream()))
-    for table in TABLES:
+    for table in (name for name in SCHEMAS if name != "quarantine"):
         old, new = (_read_rows(table, md5, find) for md5 in (old_md5, new_md5))
         for group in sorted(old.keys() | new.keys()):
             rows = old.get(group, set()), new.get(group, set())
@@ -145,22 +145,27 @@ def _data(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
                 yield Difference(kind="data", name=name, before=f"{len(rows[0]):,}", after=change, stages=readers)
 
 
-def _read_rows(table: str, md5: str, find: Find) -> dict[tuple[str, str], set[tuple[str, ...]]]:
-    """Return (dataset, split) -> rows of a table of data/validated."""
-    files = {entry["relpath"]: entry["md5"] for entry in _read_list(md5, VALIDATED, find)}
+def _read_rows(table: str, md5: str, find: Find) -> dict[tuple[str, str], set[int]]:
+    """Return (dataset, split) -> hashes of the rows of a table of data/validated, without their ids and places."""
+    files = {entry["relpath"]: entry["md5"] for entry in _read_json(md5, VALIDATED, find)} if md5 else {}
     if f"{table}.parquet" not in files:
         return {}
     images, path = (require_cached(files[f"{name}.parquet"], name, find) for name in ("images", table))
-    group_of = {row[0]: (row[1], row[2]) for row in _read_columns(images, ("image_id", "source", "split"))}
-    grouped: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
-    for row in _read_columns(path, TABLES[table]):
-        grouped[group_of[row[0]]].add(row)
+    group_of = {row["image_id"]: (row["source"], row["split"]) for row in _read_columns(images, PLACES)}
+    grouped: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for row in _read_columns(path, PLACES | {ID_COLUMN[table]} - {"image_id"}):
+        # Texts without images name their dataset themselves.
+        group = group_of[row["image_id"]] if "image_id" in row else (row["source"], row["split"])
+        grouped[group].add(hash(repr(row)))
     return grouped
 
 
-def _read_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for batch in open_parquet(path).iter_batches(columns=list(columns)):
-        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+def _read_columns(path: Path, left_out: Set[str]) -> Iterator[dict[str, Any]]:
+    with damage_errors(path):
+        file = open_parquet(path)
+        columns = [name for name in file.schema_arrow.names if name not in left_out]
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()
 
 
 def _params(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
@@ -178,7 +183,7 @@ def _settings(side: Origin, find: Find) -> dict[str, tuple[Any, set[str]]]:
     """Return the settings of evaluations, which `plan` writes to a file, as params."""
     values = {}
     for path, (md5, stages) in side.plan_files(SETTINGS).items():
-        for name, value in json.loads(require_cached(md5, path, find).read_bytes()).items():
+        for name, value in _read_json(md5, path, find).items():
             values[f"evaluate.{name}"] = value, stages
     return values
 
@@ -192,7 +197,7 @@ def _code(before: Origin, after: Origin, find: Find) -> Iterator[Difference]:
     for path in sorted(old.keys() & new.keys()):
         if old[path][0] == new[path][0]:
             continue
-        hashes = [json.loads(require_cached(side[path][0], path, find).read_bytes()) for side in (old, new)]
+        hashes = [_read_json(side[path][0], path, find) for side in (old, new)]
         for source in sorted(hashes[0].keys() | hashes[1].keys()):
             was, now = (side.get(source, ABSENT) for side in hashes)
             if was != now:
@@ -214,9 +219,12 @@ def require_cached(md5: str, name: str, find: Find) -> Path:
     return file
 
 
-def _read_list(md5: str, name: str, find: Find) -> list[dict[str, str]]:
-    """Return the files of a folder that DVC has recorded."""
-    return list(json.loads(require_cached(md5, name, find).read_bytes())) if md5 else []
+def _read_json(md5: str, name: str, find: Find) -> Any:
+    file = require_cached(md5, name, find)
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        raise DataError(f"{name}: damaged in DVC's cache ({file})") from None
 
 
 def format_differences(differences: list[Difference]) -> list[str]:

@@ -9,6 +9,7 @@ from vlp_models.contrib.bisect.answers import is_missing_in_report
 from vlp_models.contrib.bisect.params import BisectParams
 from vlp_models.flows.parts import REFUSED, Part, hash_values, read_record
 from vlp_models.params import Params
+from vlp_models.registry.receipts import find_challenger, read_registered
 
 
 def bisect_parts(params: Params) -> list[Part]:
@@ -25,7 +26,7 @@ def bisect_parts(params: Params) -> list[Part]:
             name=f"bisect {task}",
             kind="bisect",
             command=("bisect", f"{task}@champion", f"{task}@challenger", *options),
-            refusal=REFUSED,  # an answer as well: inconclusive, or out of time
+            refusal=REFUSED,  # no answer: inconclusive, out of time, or the two cannot be compared
             evidence=partial(find_evidence, task),
             nothing="the gate refused no version of the champion's run that scores lower",
         )
@@ -40,7 +41,10 @@ def find_evidence(task: str, root: Path) -> str | None:
     decision = read_record(root / "reports" / "promotion" / f"{task}.json")
     gain = (decision.get("numbers") or {}).get("gain")
     is_lower = decision.get("action") == "refused" and gain is not None and gain < 0
-    # The champion of another run differs in more than a week's changes.
-    if not is_lower or decision.get("run") != decision.get("champion_run"):
+    challenger = find_challenger(read_registered(root / "reports").get(task, [])) or {}
+    # The champion of another run differs in more than a week's changes; a version that is no longer the challenger
+    # (rolled back, or replaced since) would not be the one that is compared.
+    is_same_run = decision.get("run") == decision.get("champion_run")
+    if not is_lower or not is_same_run or decision["version"] != challenger.get("version"):
         return None
     return hash_values(decision["champion"], decision["version"])

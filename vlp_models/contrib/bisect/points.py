@@ -32,9 +32,10 @@ BUNDLES = Table("run_bundles", {})  # bundle -> `module:function` of a path that
 class Point:
     """One side of the comparison.
 
-    name    as a person writes it
+    name    of the version, commit, tag or file
     commit  whose code and files are used; empty if unknown
     items   a bundle's items.parquet; empty: the scores are in DVC's cache
+    is_version  whether the name is that of a registered version
     """
 
     name: str
@@ -42,6 +43,7 @@ class Point:
     commit: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     items: bytes = b""
+    is_version: bool = False
 
     @property
     def run(self) -> str:
@@ -143,7 +145,8 @@ def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
     if run:
         origin = replace(origin, target=f"evaluate@{run}")
     commit = _known_commit(root, str(record.get("git_commit", "")))
-    return Point(name=f"{version.name}/{version.version}", origin=origin, commit=commit, params=origin.params)
+    name = f"{version.name}/{version.version}"
+    return Point(name=name, origin=origin, commit=commit, params=origin.params, is_version=True)
 
 
 def read_scores(point: Point, spec: MetricSpec, find: Find) -> Measurement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.bisect.answers import read_answer
@@ -15,25 +15,23 @@ from vlp_models.errors import DataError
 from vlp_models.params import Params
 from vlp_models.registry.client import connect, mlflow_errors
 from vlp_models.registry.evaluations import read_latest_evaluation, read_scores
+from vlp_models.registry.promotion.gate_rule import MetricSpec, gate_spec
 from vlp_models.registry.versions import resolve_version
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 
 def print_differences(params: Params, workspace: Workspace, before: str, after: str, *, as_json: bool) -> None:
     """Print what differs between two registered versions, and their scores."""
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
-        versions = [resolve_version(client, params.tracking, name) for name in (before, after)]
+        earlier, later = versions = [resolve_version(client, params.tracking, name) for name in (before, after)]
         old, new = (read_origin(client, version) for version in versions)
-        scores = [_gate_scores(params, version, read_scores(client, version)) for version in versions]
-        earlier, later = versions
+        task = str(new.params["finetune"][new.target.partition("@")[2]]["task"])
+        spec = gate_spec(params, task)
+        scores = [_gate_scores(spec, read_scores(client, version)) for version in versions]
         slices: list[SliceGain] = []
         reason = ""
         try:
-            evaluation = read_latest_evaluation(client, later)
-            slices = slices_since(params, client, later.tags.get("task", ""), evaluation, earlier)
+            slices = slices_since(params, client, task, read_latest_evaluation(client, later), earlier)
         except DataError as error:
             reason = str(error)
     differences = find_differences(old, new, find_cached(workspace.root))
@@ -57,11 +55,10 @@ def print_differences(params: Params, workspace: Workspace, before: str, after: 
     print("\n".join(format_differences(differences)))
 
 
-def _gate_scores(params: Params, version: ModelVersion, scores: list[dict[str, Any]]) -> dict[str, float]:
+def _gate_scores(spec: MetricSpec, scores: list[dict[str, Any]]) -> dict[str, float]:
     """Return dataset and metric -> score, of the metric and split that the gate judges."""
-    rule = params.promotion.tasks.get(version.tags.get("task", ""))
     return {
         f"{score['dataset']} {score['split']} {score['metric']}": score["value"]
         for score in scores
-        if rule and score["metric"] == rule.metric and score["split"] == params.promotion.split
+        if (score["metric"], score["split"]) == (spec.metric, spec.split) and score["value"] is not None
     }

@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vlp_models.contrib.bisect.decision import select_items, take_common
+from vlp_models.contrib.bisect.decision import select_items
 from vlp_models.errors import DataError
 from vlp_models.metrics.bootstrap import MIN_GROUPS
 from vlp_models.metrics.gain import gain_over_seeds
 from vlp_models.params.operations import PromotionParams
-from vlp_models.registry.promotion.gate import Measurement
+from vlp_models.registry.promotion.gate import Measurement, NotComparableError, check_comparable
 
 ERROR = 0.05  # of all intervals together
+MAX_SLICES = 20  # more would take minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +45,30 @@ class SliceGain:
 def compare_slices(
     after: Measurement, before: Measurement, params: PromotionParams, *, sign: float = 1.0
 ) -> list[SliceGain]:
-    """Return the gain on every slice with at least `MIN_GROUPS` images, the worst first.
-
-    Only items that both models were scored on count.
+    """Return the gain on every slice with at least `MIN_GROUPS` images, the `MAX_SLICES` largest, the worst first.
 
     Args:
         sign: -1 if lower values of the metric are better.
 
     Raises:
-        DataError: the two were not scored in the same way.
+        DataError: the two were not measured on the same test by the same scorer.
     """
-    if after.scorer != before.scorer:
-        raise DataError(f"scored in different ways: {before.scorer or 'no note'}; {after.scorer or 'no note'}")
-    (new,), (old,) = take_common([after.evidence], [before.evidence])
+    try:
+        check_comparable(after, before)
+    except NotComparableError as error:
+        raise DataError(str(error)) from None
+    new, old = after.evidence, before.evidence
     items_of: dict[str, set[str]] = {}
-    for item, names in zip(after.evidence.items, after.slices, strict=True):
+    for item, names in zip(new.items, after.slices, strict=True):
         for name in names:
             items_of.setdefault(name, set()).add(item)
     # Slices of the same items are one; that of all items is the whole test, which is the gate's question.
     names_of: dict[frozenset[str], list[str]] = {}
     for name, items in sorted(items_of.items()):
-        names_of.setdefault(frozenset(items & set(new.items)), []).append(name)
-    sides = [
-        (_join(names), select_items(new, items), select_items(old, items))
-        for items, names in names_of.items()
-        if len(items) < len(new.items)
-    ]
+        if len(items) < len(new.items):
+            names_of.setdefault(frozenset(items), []).append(name)
+    largest = sorted(names_of.items(), key=lambda entry: -len(entry[0]))[:MAX_SLICES]
+    sides = [(_join(names), select_items(new, items), select_items(old, items)) for items, names in largest]
     sides = [(name, a, b) for name, a, b in sides if len(set(a.groups)) >= MIN_GROUPS]
     alpha = ERROR / 2 / max(1, len(sides))  # beyond each end of one interval
     gains = []

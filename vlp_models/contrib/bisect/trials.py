@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ import yaml
 
 from vlp_models.common.environment import command_environment
 from vlp_models.common.io import link_or_copy, read_json_or_none, symlink_or_copy, write_json, write_text
+from vlp_models.common.packages import recorded_packages
 from vlp_models.common.plugins import PACKAGE
 from vlp_models.common.supervise import start_supervised
 from vlp_models.common.workspace import dvc_files, dvc_setting, run_git
@@ -92,7 +94,9 @@ class TrialRunner:
         Raises:
             OutOfTimeError: the budget does not suffice for it.
         """
-        key = hashlib.sha256(json.dumps(sorted(trial)).encode()).hexdigest()[:12] + f"-{number}"
+        # After an upgrade of a package, earlier trials are no longer comparable.
+        packages = recorded_packages(self.root) | {"torch": importlib.metadata.version("torch")}
+        key = hashlib.sha256(json.dumps([sorted(trial), packages]).encode()).hexdigest()[:12] + f"-{number}"
         scores, record = self.folder / "scores" / f"{key}.parquet", self.folder / "scores" / f"{key}.json"
         if scores.exists() and (saved := read_json_or_none(record)):
             return Run(scores=scores, **saved | {"kept": True})

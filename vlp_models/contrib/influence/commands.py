@@ -13,8 +13,8 @@ def influence(
     prediction: Annotated[
         str, typer.Option(help="Explain this prediction instead: an image, question or caption id.", show_default=False)
     ] = "",
-    top: Annotated[int, typer.Option(min=0, help="Pairs to print of either end, and to show on the page.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the pairs.")] = 1,
+    top: Annotated[int, typer.Option(min=0, help="How many pairs of each end to print, and to show on the page.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the batches, which matter to retrieval alone.")] = 1,
 ) -> None:
     """Score each training pair of a run: whether leaving it out would raise or lower the loss, or change a prediction.
 
@@ -24,7 +24,6 @@ def influence(
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.influence.influence import resolve_run, score_run
     from vlp_models.contrib.influence.page import to_jsonl, write_page
-    from vlp_models.contrib.influence.removal import REPORT
     from vlp_models.params import load_params
     from vlp_models.pipeline.guard import stopped_by_signals
 
@@ -32,11 +31,11 @@ def influence(
     with stopped_by_signals("influence"):
         run = resolve_run(params, workspace, run)
         scored = score_run(params, workspace, run, split=split, prediction=prediction, seed=seed)
-    # `validate` reads the report of a split; that of a prediction is the page alone.
-    report = workspace.root / REPORT
-    page = report.with_name("influence-prediction.html" if prediction else "influence.html")
+    # `validate` reads the scores for val: a test score must not choose the training data.
+    name = "influence-prediction" if prediction else "influence" if split == "val" else f"influence-{split}"
+    page = workspace.reports / f"{name}.html"
     if not prediction:
-        write_text(report, to_jsonl(scored))
+        write_text(page.with_suffix(".jsonl"), to_jsonl(scored))
     write_page(scored, workspace, page, top=top)
     helpful = sum(row["score"] > 0 for row in scored.rows)
     print(f"{scored.run}: {len(scored.rows):,} training pairs scored for {scored.query.title}")

@@ -48,11 +48,11 @@ class Query:
 
     title   `val`, or the prediction in words
     image_id  of a prediction; empty: a split
-    batches, losses  whose mean loss is explained
+    batches, losses  whose mean loss is explained; `batches` may be called more than once
     """
 
     title: str
-    batches: list[Batch]
+    batches: Callable[[], Iterable[Batch]]
     losses: Callable[[TaskModel, Batch], Tensor] = pair_losses
     image_id: str = ""
 
@@ -61,12 +61,14 @@ class Query:
 class Scored:
     """Pairs by falling score. A positive one: without the pair, the loss would be higher.
 
+    task     of the run
     rows     pair_id, image_id, text, path, score
     nearest  of a prediction: a pair of each of the images that are most alike to its own, with `similarity`, the cosine
              of the model's embeddings, else of the mean region features; empty if the model has neither
     """
 
     run: str
+    task: str
     query: Query
     rows: list[dict[str, Any]]
     nearest: Sequence[dict[str, Any]] = ()
@@ -113,9 +115,12 @@ def score_run(
         seed: of the order that batches are made in; of importance to retrieval alone, whose negatives they are.
 
     Raises:
-        DataError: the run is not trained or evaluated, its task has no loss of a pair, or there is no such prediction.
+        DataError: the run is not trained or evaluated, is trained on blank images, its task has no loss of a pair, or
+            there is no such prediction.
     """
     p = params.finetune[run]
+    if p.blank_images:
+        raise DataError(f"finetune.{run}: is trained on blank images; vlp influence reads the real ones")
     device = pick_device(params.trainer.accelerator, params.trainer.torch_threads)
     task = load_task_model(require_output(workspace.checkpoint(f"finetune/{run}"), f"finetune@{run}"), device)
     check_task(task, f"finetune.{run}")
@@ -131,14 +136,15 @@ def score_run(
     batches = partial(read_batches, task, pairs, order, _batch_size(p))
     scores[order] = score_pairs(task, batches, query, len(pairs))
     rows = _list_rows(workspace, task, p, scores)
-    return Scored(run=run, query=query, rows=rows, nearest=find_nearest(task, query, batches(), rows))
+    nearest = find_nearest(task, query, batches, rows)
+    return Scored(run=run, task=task.task, query=query, rows=rows, nearest=nearest)
 
 
 def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Query, count: int) -> NDArray[np.float64]:
     """Return the score of each of the `count` pairs, in the batches' order; see scores.py."""
     with progress_bar("curvature", min(FISHER_BATCHES, count // FISHER_BATCH), "batches") as progress:
         fisher = fisher_diagonal(task, _small_batches(pairs, progress.advance), pair_losses)
-    direction = precondition(mean_gradient(task, query.batches, query.losses), fisher)
+    direction = precondition(mean_gradient(task, query.batches(), query.losses), fisher)
     with progress_bar("scores", 2 * count, "pairs") as progress:
 
         def counted() -> Iterator[Batch]:
@@ -146,7 +152,10 @@ def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Qu
                 yield batch
                 progress.advance(by=len(batch))
 
-        return directional_derivatives(task, counted, direction, pair_losses) / count
+        scores = directional_derivatives(task, counted, direction, pair_losses) / count
+    if not np.isfinite(scores).all():
+        raise DataError("the loss of a pair is not finite, so pairs cannot be ranked; was the run trained to the end?")
+    return scores
 
 
 def _small_batches(pairs: Callable[[], Iterator[Batch]], advance: Callable[[], None]) -> Iterator[Batch]:
@@ -163,11 +172,13 @@ def _small_batches(pairs: Callable[[], Iterator[Batch]], advance: Callable[[], N
 
 @torch.no_grad()
 def find_nearest(
-    task: TaskModel, query: Query, batches: Iterable[Batch], rows: Sequence[dict[str, Any]]
+    task: TaskModel, query: Query, batches: Callable[[], Iterable[Batch]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the row of one pair of each training image, the most similar image first."""
-    image_of_query = query.batches[0].image
-    if not query.image_id or not (implements(task.model, Embeds) or isinstance(image_of_query, Regions)):
+    """Return the row of one pair of each training image, the most similar image first; nothing for a split."""
+    if not query.image_id:
+        return []
+    image = next(iter(query.batches())).image
+    if not implements(task.model, Embeds) and not isinstance(image, Regions):
         return []
 
     def embed(image: Image) -> Tensor:
@@ -175,9 +186,9 @@ def find_nearest(
             return cast(Embeds, task.model).embed_image(image)
         return cast(Regions, image).pooled_BF()
 
-    query_E = embed(image_of_query)[0]  # a retrieval query's first pair is the prediction
+    query_E = embed(image)[0]  # a retrieval query's first pair is the prediction
     similarity: dict[str, float] = {}
-    for batch in batches:
+    for batch in batches():
         similarity |= zip(batch.image_ids, (embed(batch.image) @ query_E).tolist(), strict=True)
     pair_of = {row["image_id"]: row for row in rows[::-1]}  # of an image's pairs the one with the highest score
     nearest = [{**pair_of[name], "similarity": similarity[name]} for name in similarity]
@@ -215,7 +226,7 @@ def _batch_size(p: FinetuneParams) -> int:
 def _read_split(task: TaskModel, workspace: Workspace, p: FinetuneParams, split: str, seed: int) -> Query:
     pairs = open_pairs(task, workspace, p, split)
     order = np.random.default_rng(seed).permutation(len(pairs))
-    return Query(title=split, batches=list(read_batches(task, pairs, order, _batch_size(p))))
+    return Query(title=split, batches=partial(read_batches, task, pairs, order, _batch_size(p)))
 
 
 def _read_prediction(params: Params, workspace: Workspace, run: str, task: TaskModel, name: str) -> Query:
@@ -237,12 +248,14 @@ def _read_prediction(params: Params, workspace: Workspace, run: str, task: TaskM
             title, first = f"{sample.text!r} of {sample.image_id}", True
         else:
             with file.open(encoding="utf-8") as lines:
-                record = next(row for row in map(json.loads, lines) if row[task.id_key] == name)
+                record = next((row for row in map(json.loads, lines) if row[task.id_key] == name), None)
+            if record is None:  # the split has grown since the evaluation
+                continue
             sample, title = _as_predicted(task, sample, record)
             samples, first = [sample], False
         batch = task.collate(samples).to(next(task.parameters()).device)
         losses = (lambda task, batch: pair_losses(task, batch)[:1]) if first else pair_losses
-        return Query(title=title, batches=[batch], losses=losses, image_id=sample.image_id)
+        return Query(title=title, batches=partial(list, [batch]), losses=losses, image_id=sample.image_id)
     raise DataError(f"{folder}: no prediction for {name!r}; predictions-*.jsonl list the ids")
 
 
@@ -262,8 +275,9 @@ def _list_rows(
     images = read_table("images", workspace.validated, ["image_id", "path"]).to_pylist()
     path_of = {row["image_id"]: row["path"] for row in images}
     rows = []
-    for number in np.argsort(-scores, kind="stable"):
-        sample = texts[int(number)]
+    for number, score in enumerate(scores):
+        sample = texts[number]
         row = {"pair_id": sample.sample_id, "image_id": sample.image_id, "text": sample.text}
-        rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": float(scores[number])})
-    return rows
+        # Without a pair, all of its repeats in an epoch are missing.
+        rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": p.sources[sample.source] * float(score)})
+    return sorted(rows, key=lambda row: -row["score"])

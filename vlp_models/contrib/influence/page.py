@@ -21,7 +21,9 @@ THUMBNAIL = 220  # pixels of the longer side
 
 def to_jsonl(scored: Scored) -> str:
     """Return a line for each pair, the highest score first."""
-    return "".join(f"{json.dumps({'run': scored.run, **row}, ensure_ascii=False)}\n" for row in scored.rows)
+    return "".join(
+        f"{json.dumps({'run': scored.run, 'task': scored.task, **row}, ensure_ascii=False)}\n" for row in scored.rows
+    )
 
 
 def write_page(scored: Scored, workspace: Workspace, path: Path, *, top: int) -> None:
