@@ -129,7 +129,7 @@ def test_the_command_lists_all_pairs_and_writes_a_page(
     by_pair = {row["pair_id"]: row["score"] for row in again.rows}
     other = [by_pair[row["pair_id"]] for row in scored.rows]
     assert np.corrcoef(values, other)[0, 1] > 0.99, "the order of the pairs changes little but the curvature's batches"
-    with pytest.raises(DataError, match=r"captionin: neither a fine-tuning run.*captioning"):
+    with pytest.raises(DataError, match=r"captionin: no fine-tuning run.*did you mean `captioning`"):
         resolve_run(params, workspace, "captionin")
 
     monkeypatch.chdir(workspace.root)

@@ -128,8 +128,8 @@ class Bisection:
         if self.seen <= 0:
             return Answer(
                 kind="not lower",
-                sentence=f"{bad} does not score lower than {good} on the test items of both: "
-                f"{self.metric} differs by {-self.seen:+.2f}.",
+                sentence=f"{bad} does not score lower than {good} on the test items of both: {self.metric} differs by "
+                f"{-self.seen:+z.2f}{'; the better one comes first' if self.seen < 0 else ''}.",
             )
         if not ids:
             return Answer(
@@ -157,12 +157,14 @@ class Bisection:
         text = f" ({_interval(decision)})" if decision else ""
         return Answer(
             kind="causes" if lower else "not lower",
-            sentence=f"{_join(ids)} {'lowers' if lower else 'does not lower'} {self.metric}{text}.",
+            sentence=f"{_join(ids)} {'lowered' if lower else 'did not lower'} {self.metric}{text}.",
             causes=[list(ids)] if lower else [],
         )
 
     def list_changes(self) -> Answer:
         """Return what a trial can change, without training."""
+        if (untrained := self._answer_untrained()) is not None:
+            return untrained
         names, count = self.names, len(self.changes.tried)
         return Answer(
             kind="listed",
@@ -231,7 +233,9 @@ class Bisection:
     def _is_lower(self, changes: Subset) -> bool:
         """Decide a trial with as many seeds as it needs. One that does not run does not have the lower score."""
         assert self.drop is not None
-        for count in range(1, self.seeds + 1):
+        # All that it has: a trial of everything was made with several seeds to confirm the drop.
+        made = len(self.trials[changes].runs) if changes in self.trials else 1
+        for count in range(made, self.seeds + 1):
             runs = self._runs(changes, count)
             trial, good = self.trials[changes], self.trials[frozenset()]
             if trial.failed:
@@ -246,7 +250,7 @@ class Bisection:
                 break
             # A second side with more seeds decides more than one side alone.
             self._runs(frozenset(), count + 1 if count < self.seeds else count)
-        self.report(f"  {_verdict(decision.lower)}: {_interval(decision)}")
+        self.report(f"{self._name(changes)}: {_verdict(decision.lower)}, {_interval(decision)}")
         if decision.lower is None:
             raise UndecidedError(changes, decision)
         return decision.lower
@@ -352,6 +356,8 @@ def open_bisection(
         DataError: the points cannot be compared; raised before anything is trained.
     """
     good, bad = read_points(root, params, names, run)
+    if good.name == bad.name:
+        raise DataError(f"{names[0]} and {names[1]} are both {good.name}")
     task = str(((good.params.get("finetune") or {}).get(good.run) or {}).get("task", ""))
     rule, spec, find = gate_rule(params, task), gate_spec(params, task), find_cached(root)
     sign = -1.0 if rule.direction == "lower" else 1.0

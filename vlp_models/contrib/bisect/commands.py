@@ -23,20 +23,25 @@ UNITS = {"h": 3600, "m": 60, "s": 1}
 
 
 def bisect(
-    good: Annotated[str, typer.Argument(help="The better one: a version (vlp-vqa/3, vqa@previous) or a git commit.")],
+    good: Annotated[str, typer.Argument(help="The better one: a version (vlp-vqa/3), a commit, a run bundle.")],
     bad: Annotated[str, typer.Argument(help="The worse one.")],
     run: Annotated[str, typer.Option(help="The fine-tuning run; default: the version's, or the only one.")] = "",
     seeds: Annotated[int, typer.Option(min=2, help="Seeds of a trial at most.")] = 5,
     budget: Annotated[str, typer.Option(help="Stop after this time with the best answer: 2h, 90m.")] = "",
     only_list: Annotated[bool, typer.Option("--list", help="Only list what differs; train nothing.")] = False,
     attempt: Annotated[
-        list[str] | None, typer.Option("--try", help="Try this change alone, as listed; repeat for several.")
+        list[str] | None,
+        typer.Option(
+            "--try", help="Try this change alone, such as 'params finetune.vqa.max_steps'; repeat for several."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find which change of data, params or code between two points lowered the score, by retraining.
 
-    The same command continues after Ctrl-C. Example: `vlp bisect vlp-vqa/3 vlp-vqa/4 --budget 2h`
+    The same command continues after Ctrl-C. Exit code 3: no answer.
+
+    Example: `vlp bisect vlp-vqa/3 vlp-vqa/4 --budget 2h`
     """
     from vlp_models.common.lock import file_lock
     from vlp_models.common.workspace import Workspace
@@ -85,7 +90,10 @@ def parse_budget(text: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ParamsError(f"--budget {text}: not a time; write 2h, 90m or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, unit in parts)
+    seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if not seconds:
+        raise ParamsError(f"--budget {text}: nothing can be trained in no time")
+    return seconds
 
 
 COMMANDS = {"Registry and promotion": {"bisect": bisect}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ COLUMNS = ("trial", "seeds", "score", "gain", "90% interval", "decision", "time"
 def format_result(result: Mapping[str, Any]) -> list[str]:
     """Return the answer, what was tried, and the table of trials."""
     answer = result["answer"]
-    lines = [f"seen      {result['metric']} {-result['seen']:+.2f}, {result['bad']} against {result['good']}"]
+    lines = [f"seen      {result['metric']} {-result['seen']:+z.2f}, {result['bad']} against {result['good']}"]
     lines += [f"changed   {text}" for text in result["changes"]]
     lines += [f"not tried {name}: {reason}" for name, reason in result["untried"].items()]
     if result["unread"]:
@@ -50,6 +51,7 @@ def cells(trial: Mapping[str, Any]) -> list[str]:
 
 def write_page(result: Mapping[str, Any], path: Path) -> None:
     """Write the page; never half of it."""
+    made = time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime())
     template = page_environment(__package__).get_template("page.html.j2")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, template.render(result=result, columns=COLUMNS, cells=cells))
+    write_text(path, template.render(result=result, columns=COLUMNS, cells=cells, made=made))

@@ -138,10 +138,10 @@ def _read_version(root: Path, params: Params, name: str, run: str) -> Point:
             origin = read_origin(client, version)
             record = read_lineage(client, version) or {}
     except VLPError as error:
-        raise DataError(
-            f"{name}: neither a commit here nor a usable version ({error}); `vlp history TASK` and `git log --oneline` "
-            "list them"
-        ) from None
+        way_out = "`vlp history TASK` and `git log --oneline` list them"
+        if "@{" in name:
+            way_out = "git's reflog may not reach back so far"
+        raise DataError(f"{name}: neither a commit here nor a usable version ({error}); {way_out}") from None
     if run:
         origin = replace(origin, target=f"evaluate@{run}")
     commit = _known_commit(root, str(record.get("git_commit", "")))

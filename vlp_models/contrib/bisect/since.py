@@ -24,6 +24,8 @@ def print_differences(params: Params, workspace: Workspace, before: str, after: 
     with mlflow_errors(params):
         client = connect(params.tracking, workspace.root)
         earlier, later = versions = [resolve_version(client, params.tracking, name) for name in (before, after)]
+        if earlier.version == later.version:
+            raise DataError(f"{before} and {after} are both version {later.version}")
         old, new = (read_origin(client, version) for version in versions)
         task = str(new.params["finetune"][new.target.partition("@")[2]]["task"])
         spec = gate_spec(params, task)
@@ -39,19 +41,21 @@ def print_differences(params: Params, workspace: Workspace, before: str, after: 
     cause = read_answer(later, names[0])
     if as_json:
         record = {"before": names[0], "after": names[1], "differences": [asdict(d) for d in differences]}
-        record |= {"scores": scores, "slices": [asdict(gain) for gain in slices], "cause": cause}
+        record |= {"scores": scores, "metric": spec.metric, "slices": [asdict(gain) for gain in slices], "cause": cause}
         print(json.dumps(record, indent=2, ensure_ascii=False))
         return
     print(f"{names[1]} since {names[0]}")
     for key, value in scores[1].items():
         if key in scores[0]:
             print(f"score    {key}: {scores[0][key]:z.2f} -> {value:z.2f}")
+    if slices:
+        print(f"slices   {spec.metric}, with 95% intervals for all slices at once, over test images")
     for gain in slices:
         print(f"slice    {gain.change}: {gain}")
     if reason:
         print(f"slices   unknown: {reason}")
     if cause:
-        print(f"cause    {cause}  (by vlp bisect)")
+        print(f"cause    {cause}  (vlp bisect, trained again with other seeds)")
     print("\n".join(format_differences(differences)))
 
 

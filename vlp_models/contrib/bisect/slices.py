@@ -7,6 +7,7 @@ together with 95% probability (Bonferroni). They are over test images: another s
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +34,9 @@ class SliceGain:
     high: float
 
     @property
-    def change(self) -> Literal["better", "worse", "undecided"]:
+    def change(self) -> Literal["better", "worse", "undecided", "unchanged"]:
+        if self.low == self.high == 0:  # no item changed
+            return "unchanged"
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "undecided"
@@ -89,9 +92,9 @@ def _join(names: list[str]) -> str:
 
 def describe_slices(gains: Iterable[SliceGain]) -> str:
     """Return what got better and worse in a sentence; empty if there are no slices."""
-    by_change: dict[str, list[SliceGain]] = {"better": [], "worse": [], "undecided": []}
+    by_change: dict[str, list[str]] = defaultdict(list)
     for gain in gains:
-        by_change[gain.change].append(gain)
-    undecided = len(by_change.pop("undecided"))
-    parts = [f"{change}: {', '.join(map(str, changed))}" for change, changed in by_change.items() if changed]
-    return "; ".join([*parts, *([f"{undecided} undecided"] if undecided else [])])
+        by_change[gain.change].append(str(gain))
+    named = [f"{change}: {', '.join(by_change[change])}" for change in ("better", "worse") if change in by_change]
+    counted = [f"{len(by_change[name])} {name}" for name in ("undecided", "unchanged") if name in by_change]
+    return "; ".join([*named, *counted])

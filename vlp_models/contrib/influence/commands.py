@@ -23,7 +23,7 @@ def influence(
     from vlp_models.common.io import write_text
     from vlp_models.common.workspace import Workspace
     from vlp_models.contrib.influence.influence import resolve_run, score_run
-    from vlp_models.contrib.influence.page import to_jsonl, write_page
+    from vlp_models.contrib.influence.page import list_ends, to_jsonl, write_page
     from vlp_models.params import load_params
     from vlp_models.pipeline.guard import stopped_by_signals
 
@@ -37,17 +37,12 @@ def influence(
     if not prediction:
         write_text(page.with_suffix(".jsonl"), to_jsonl(scored))
     write_page(scored, workspace, page, top=top)
-    helpful = sum(row["score"] > 0 for row in scored.rows)
     print(f"{scored.run}: {len(scored.rows):,} training pairs scored for {scored.query.title}")
-    print(f"{helpful:,} of them lower its loss")
-    for title, rows in (("highest", scored.rows[:top]), ("lowest", scored.rows[::-1][:top])):
+    for title, rows in list_ends(scored, top).items():
         print(f"{title}:")
         for row in rows:
-            print(f"  {row['score']:+.2e}  {row['image_id']}: {row['text']!r:.100}")
-    if scored.nearest:
-        print("nearest images:")
-        for row in scored.nearest[:top]:
-            print(f"  {row['similarity']:.2f}  {row['score']:+.2e}  {row['image_id']}: {row['text']!r:.100}")
+            number = f"{row['similarity']:.3f}" if "similarity" in row else f"{row['rank']:6,}."
+            print(f"  {number}  {row['pair_id']}: {row['text']!r:.100}")
     print(f"page      {page}")
 
 

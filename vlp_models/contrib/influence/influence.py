@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +85,7 @@ def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
         return name
     if name not in TASKS and not {"/", "@"} & set(name):
         nearest = suggestion(name, params.finetune)
-        raise DataError(f"{name}: neither a fine-tuning run{nearest} nor a version, such as vlp-vqa/3")
+        raise DataError(f"{name}: no fine-tuning run, and no version such as vlp-vqa/3{nearest}")
     from vlp_models.registry.client import connect, mlflow_errors
     from vlp_models.registry.versions import resolve_version
 
@@ -94,8 +95,8 @@ def resolve_run(params: Params, workspace: Workspace, name: str) -> str:
     checkpoint = workspace.checkpoint(f"finetune/{run}")
     if run not in params.finetune or not checkpoint.exists() or not _is_of(version.tags, hash_path(checkpoint)):
         raise DataError(
-            f"{full_name}: the run {run} here has another checkpoint; `vlp lineage {full_name}` names the commit: "
-            "`git checkout` it, then `dvc checkout` (with a remote: `dvc pull`)"
+            f"{full_name}: the run {run} here has another checkpoint; `vlp lineage {full_name}` lists the commands "
+            "that make that of the version again"
         )
     return run
 
@@ -256,7 +257,9 @@ def _read_prediction(params: Params, workspace: Workspace, run: str, task: TaskM
         batch = task.collate(samples).to(next(task.parameters()).device)
         losses = (lambda task, batch: pair_losses(task, batch)[:1]) if first else pair_losses
         return Query(title=title, batches=partial(list, [batch]), losses=losses, image_id=sample.image_id)
-    raise DataError(f"{folder}: no prediction for {name!r}; predictions-*.jsonl list the ids")
+    example = open_pairs(task, workspace, p, "test")[0]
+    example_id = example.image_id if task.id_key == "image_id" else example.sample_id
+    raise DataError(f"{folder}: no prediction for {name!r}; name an id of predictions-*.jsonl, such as {example_id}")
 
 
 def _as_predicted(task: TaskModel, sample: Sample, record: Mapping[str, Any]) -> tuple[Sample, str]:
@@ -264,7 +267,17 @@ def _as_predicted(task: TaskModel, sample: Sample, record: Mapping[str, Any]) ->
     if task.task == "captioning":
         return dataclasses.replace(sample, text=record["caption"]), f"{record['caption']!r} for {sample.image_id}"
     values = {**sample.values, "answers": (record["answer"],) * ANSWERS}
-    return dataclasses.replace(sample, values=values), f"{record['answer']!r} to {sample.text!r}, {sample.image_id}"
+    title = f"{record['answer']!r} to {sample.text!r}, {sample.image_id} (annotators: {_answer(sample)!r})"
+    return dataclasses.replace(sample, values=values), title
+
+
+def _describe(sample: Sample) -> str:
+    """Return a caption, or a question with its answer."""
+    return f"{sample.text} {_answer(sample)}" if "answers" in sample.values else sample.text
+
+
+def _answer(sample: Sample) -> str:
+    return Counter(sample["answers"]).most_common(1)[0][0] if sample["answers"] else ""
 
 
 def _list_rows(
@@ -277,7 +290,7 @@ def _list_rows(
     rows = []
     for number, score in enumerate(scores):
         sample = texts[number]
-        row = {"pair_id": sample.sample_id, "image_id": sample.image_id, "text": sample.text}
+        row = {"pair_id": sample.sample_id, "image_id": sample.image_id, "text": _describe(sample)}
         # Without a pair, all of its repeats in an epoch are missing.
         rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": p.sources[sample.source] * float(score)})
     return sorted(rows, key=lambda row: -row["score"])

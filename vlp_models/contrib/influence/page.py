@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,25 @@ def to_jsonl(scored: Scored) -> str:
     )
 
 
+def list_ends(scored: Scored, top: int) -> dict[str, Sequence[dict[str, Any]]]:
+    """Return title -> the first pairs of either end, each with its rank, and the nearest images of a prediction."""
+    ranked = [{**row, "rank": rank} for rank, row in enumerate(scored.rows, 1)]
+    titles = ("more likely with", "less likely with") if scored.query.image_id else ("lower the loss", "raise the loss")
+    nearest = {"nearest training images": scored.nearest[:top]} if scored.nearest else {}
+    return {titles[0]: ranked[:top], titles[1]: ranked[::-1][:top]} | nearest
+
+
 def write_page(scored: Scored, workspace: Workspace, path: Path, *, top: int) -> None:
     """Write the page with the `top` pairs of either end, and nearest images; never half of it."""
     template = page_environment(__package__).get_template("page.html.j2")
-    ends = {
-        "highest": [_with_picture(row, workspace) for row in scored.rows[:top]],
-        "lowest": [_with_picture(row, workspace) for row in scored.rows[::-1][:top]],
-        "nearest": [_with_picture(row, workspace) for row in scored.nearest[:top]],
-    }
+    lists = {title: [_with_picture(row, workspace) for row in rows] for title, rows in list_ends(scored, top).items()}
     picture = ""
     if scored.query.image_id:
         rows = read_table("images", workspace.validated, ["image_id", "path"]).to_pylist()
         paths = [row["path"] for row in rows if row["image_id"] == scored.query.image_id]
         picture = _picture(workspace.root / paths[0]) if paths else ""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, template.render(scored=scored, ends=ends, picture=picture))
+    write_text(path, template.render(scored=scored, lists=lists, picture=picture))
 
 
 def _with_picture(row: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
