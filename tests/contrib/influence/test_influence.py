@@ -35,7 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Params, Workspace
     workspace = Workspace(tmp_path_factory.mktemp("influence"))
     loaded = load_params(ROOT / "params.yaml")
     generator = GeneratorParams(generator="objects", seed=3, train=12, val=4, test=4, side=64)
-    run = dataclasses.replace(next(iter(loaded.finetune.values())), batch_size=8, sources={"scenes": 1}, evaluate_on=[])
+    run = dataclasses.replace(next(iter(loaded.finetune.values())), batch_size=8, sources={}, evaluate_on=[])
     runs = {task: dataclasses.replace(run, task=task, options={}) for task in TASKS}
     features = dataclasses.replace(loaded.features, source="boxes")
     params = dataclasses.replace(
@@ -125,6 +125,9 @@ def test_the_command_lists_all_pairs_and_writes_a_page(
     values = [row["score"] for row in scored.rows]
     assert len(values) == len({row["pair_id"] for row in scored.rows}) == 12 * 5
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
+    repeated = dataclasses.replace(params.finetune["captioning"], sources={"scenes": 3})
+    thrice = score_run(dataclasses.replace(params, finetune={"captioning": repeated}), workspace, "captioning")
+    assert [row["score"] for row in thrice.rows] == pytest.approx([3 * value for value in values])
     again = score_run(params, workspace, "captioning", seed=2)
     by_pair = {row["pair_id"]: row["score"] for row in again.rows}
     other = [by_pair[row["pair_id"]] for row in scored.rows]

@@ -12,7 +12,7 @@ from vlp_models.common.pages import page_environment
 from vlp_models.common.progress import clock
 from vlp_models.errors import shorten_list
 
-COLUMNS = ("trial", "seeds", "score", "gain", "90% interval", "decision", "time", "restored", "run")
+COLUMNS = ("trial", "seeds", "score", "gain", "interval", "decision", "time", "restored", "run")
 
 
 def format_result(result: Mapping[str, Any]) -> list[str]:

@@ -291,6 +291,7 @@ def _list_rows(
     for number, score in enumerate(scores):
         sample = texts[number]
         row = {"pair_id": sample.sample_id, "image_id": sample.image_id, "text": _describe(sample)}
-        # Without a pair, all of its repeats in an epoch are missing.
-        rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": p.sources[sample.source] * float(score)})
+        # Without a pair, all of its repeats in an epoch are missing. No sources: every dataset, once.
+        repeats = p.sources.get(sample.source, 1)
+        rows.append({**row, "path": path_of.get(sample.image_id, ""), "score": repeats * float(score)})
     return sorted(rows, key=lambda row: -row["score"])
