@@ -16,8 +16,8 @@ together:
 
 - gradient     product of the gradients at the end of training
 - tracin       the same, summed over the checkpoints of all epochs with their learning rates (Pruthi et al. 2020)
-- fisher       with the inverse diagonal of the Fisher matrix: `vlp influence`
-- mirrored     how much a pair's loss falls after 60 small steps on val (Ko et al. 2024)
+- fisher       with the inverse diagonal of the Fisher matrix
+- mirrored     how much a pair's loss falls after 60 small steps on val (Ko et al. 2024): `vlp influence`
 - loss         the pair's own loss, negated
 
 Contrasts, written on 2026-12-01 after trials of these methods with other groups, and before any run of this script:
@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import write_result
+from influence_methods import directional_derivatives, fisher_diagonal, mean_gradient, precondition
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 from scipy.stats import spearmanr
@@ -51,12 +52,7 @@ from vlp_models.common.io import read_json_or_none, write_json
 from vlp_models.common.workspace import Workspace
 from vlp_models.contrib.audit.mismatch import reduce_texts
 from vlp_models.contrib.influence.losses import pair_losses
-from vlp_models.contrib.influence.scores import (
-    directional_derivatives,
-    fisher_diagonal,
-    mean_gradient,
-    precondition,
-)
+from vlp_models.contrib.influence.scores import LR, all_losses, moved_weights
 from vlp_models.data.batch import Batch
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -69,7 +65,7 @@ from vlp_models.training.optim import build_optimizer, build_scheduler
 
 ROOT = Path(__file__).parents[1]
 PAIRS, SWAPPED, VAL, GROUPS, EPOCHS, SEEDS = 2000, 200, 200, 30, 8, (1, 2, 3)
-MIRROR_STEPS, MIRROR_LR = 60, 3e-5
+RATE = 1e-3
 STAGES = ("generate scenes", "prepare scenes", "validate", "detector", "features", "tokenizer", "shards")
 SETTINGS = (
     f"generate.scenes={{train: {PAIRS}, val: {VAL}, test: 1, questions_per_image: 0}}",
@@ -140,7 +136,7 @@ def train(data: Data, name: str, seed: int, without: NDArray[np.bool_], keep: li
     """Fine-tune without some pairs, whose places in the batches stay empty; append each epoch's weights to `keep`."""
     task, size = make_task(data, name, seed), BATCH[name]
     steps = math.ceil(len(data.pairs) / size)
-    params = OptimizerParams(lr=1e-3, muon_lr=3e-3, betas=[0.9, 0.98], warmup_fraction=0.1)
+    params = OptimizerParams(lr=RATE, muon_lr=3e-3, betas=[0.9, 0.98], warmup_fraction=0.1)
     optimizer = build_optimizer(task, params)
     scheduler = build_scheduler(optimizer, steps * EPOCHS, params)
     for epoch in range(EPOCHS):
@@ -164,9 +160,8 @@ def batches(task: TaskModel, samples: Sequence[Sample], size: int = 100) -> list
     return [task.collate(samples[start : start + size]) for start in range(0, len(samples), size)]
 
 
-@torch.no_grad()
 def losses(task: TaskModel, samples: Sequence[Sample]) -> NDArray[np.float64]:
-    return np.concatenate([pair_losses(task, batch).double().numpy() for batch in batches(task, samples)])
+    return all_losses(task, batches(task, samples), pair_losses)
 
 
 def score(data: Data, name: str, seed: int) -> dict[str, list[float]]:
@@ -185,14 +180,10 @@ def score(data: Data, name: str, seed: int) -> dict[str, list[float]]:
         query = mean_gradient(task, val, pair_losses)
         found["tracin"] += epoch["lr"] * directional_derivatives(task, lambda: pairs, query, pair_losses)
     # the last epoch's weights are those of the end of training
-    before = losses(task, data.pairs)
-    optimizer, rng = torch.optim.AdamW(task.parameters(), lr=MIRROR_LR, weight_decay=0.0), np.random.default_rng(seed)
-    for _ in range(MIRROR_STEPS):
-        chosen = [data.val[i] for i in rng.choice(len(data.val), 64, replace=False)]
-        pair_losses(task, task.collate(chosen)).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    found["mirrored"] = before - losses(task, data.pairs)
+    order = np.random.default_rng(seed).permutation(len(data.val))
+    mixed = batches(task, [data.val[i] for i in order], 64)
+    with moved_weights(task, lambda: mixed, pair_losses, lr=LR * RATE):
+        found["mirrored"] = -found["loss"] - losses(task, data.pairs)
     return {method: values.tolist() for method, values in found.items()}
 
 

@@ -14,7 +14,7 @@ def influence(
         str, typer.Option(help="Explain this prediction instead: an image, question or caption id.", show_default=False)
     ] = "",
     top: Annotated[int, typer.Option(min=0, help="How many pairs of each end to print, and to show on the page.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the batches, which matter to retrieval alone.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the batches and their order.")] = 1,
 ) -> None:
     """Score each training pair of a run: whether leaving it out would raise or lower the loss, or change a prediction.
 

@@ -20,12 +20,7 @@ from vlp_models.common.io import hash_path
 from vlp_models.common.progress import progress_bar
 from vlp_models.common.workspace import Workspace, require_output
 from vlp_models.contrib.influence.losses import check_task, pair_losses
-from vlp_models.contrib.influence.scores import (
-    directional_derivatives,
-    fisher_diagonal,
-    mean_gradient,
-    precondition,
-)
+from vlp_models.contrib.influence.scores import LR, all_losses, moved_weights
 from vlp_models.data.batch import Batch, Image, Regions
 from vlp_models.data.sample import Sample
 from vlp_models.data.shards.dataset import ShardDataset
@@ -38,7 +33,6 @@ from vlp_models.tasks import TASKS
 from vlp_models.tasks.base import TaskModel, implements, load_task_model
 from vlp_models.training.optim import Freezing
 
-FISHER_BATCH, FISHER_BATCHES = 4, 1000  # pairs, and batches at most
 ANSWERS = 10  # of a VQA question: the predicted one as often as annotators answer one
 GALLERY = 100  # test pairs among which the caption of a retrieval prediction is ranked
 
@@ -60,7 +54,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Pairs by falling score. A positive one: without the pair, the loss would be higher.
+    """Pairs by falling score. One with a positive score lowers the loss.
 
     task     of the run
     rows     pair_id, image_id, text, path, score
@@ -135,40 +129,33 @@ def score_run(
     order = np.random.default_rng(seed).permutation(len(pairs))
     scores = np.zeros(len(pairs))
     batches = partial(read_batches, task, pairs, order, _batch_size(p))
-    scores[order] = score_pairs(task, batches, query, len(pairs))
+    scores[order] = score_pairs(task, batches, query, len(pairs), lr=LR * p.optimizer.lr)
     rows = _list_rows(workspace, task, p, scores)
     nearest = find_nearest(task, query, batches, rows)
     return Scored(run=run, task=task.task, query=query, rows=rows, nearest=nearest)
 
 
-def score_pairs(task: TaskModel, pairs: Callable[[], Iterator[Batch]], query: Query, count: int) -> NDArray[np.float64]:
-    """Return the score of each of the `count` pairs, in the batches' order; see scores.py."""
-    with progress_bar("curvature", min(FISHER_BATCHES, count // FISHER_BATCH), "batches") as progress:
-        fisher = fisher_diagonal(task, _small_batches(pairs, progress.advance), pair_losses)
-    direction = precondition(mean_gradient(task, query.batches(), query.losses), fisher)
-    with progress_bar("scores", 2 * count, "pairs") as progress:
+def score_pairs(
+    task: TaskModel, batches: Callable[[], Iterable[Batch]], query: Query, count: int, *, lr: float
+) -> NDArray[np.float64]:
+    """Return how much the loss of each of the `count` pairs falls by training on the query, in the batches' order.
+
+    Raises:
+        DataError: a loss is not finite.
+    """
+    with progress_bar("losses", 2 * count, "pairs") as progress:
 
         def counted() -> Iterator[Batch]:
-            for batch in pairs():
+            for batch in batches():
                 yield batch
                 progress.advance(by=len(batch))
 
-        scores = directional_derivatives(task, counted, direction, pair_losses) / count
+        before = all_losses(task, counted(), pair_losses)
+        with moved_weights(task, query.batches, query.losses, lr=lr):
+            scores = before - all_losses(task, counted(), pair_losses)
     if not np.isfinite(scores).all():
         raise DataError("the loss of a pair is not finite, so pairs cannot be ranked; was the run trained to the end?")
     return scores
-
-
-def _small_batches(pairs: Callable[[], Iterator[Batch]], advance: Callable[[], None]) -> Iterator[Batch]:
-    """Yield batches of FISHER_BATCH pairs, spread over all of them; an incomplete one is left out."""
-    done = 0
-    for batch in pairs():
-        for start in range(0, len(batch) - FISHER_BATCH + 1, FISHER_BATCH):
-            if done == FISHER_BATCHES:
-                return
-            yield batch.select(torch.arange(start, start + FISHER_BATCH, device=batch.text.ids_BT.device))
-            advance()
-            done += 1
 
 
 @torch.no_grad()
@@ -221,7 +208,7 @@ def read_batches(task: TaskModel, pairs: ShardDataset, order: NDArray[np.int64],
 
 
 def _batch_size(p: FinetuneParams) -> int:
-    return max(p.batch_size, 2 * FISHER_BATCH)
+    return max(p.batch_size, 8)  # retrieval compares the pairs of a batch
 
 
 def _read_split(task: TaskModel, workspace: Workspace, p: FinetuneParams, split: str, seed: int) -> Query:

@@ -1,17 +1,19 @@
-"""How much leaving out a training pair would change a loss: the influence function, with a diagonal Fisher matrix.
+"""How much a few steps of training on a query lower the loss of each training pair: mirrored influence.
 
-P. W. Koh, P. Liang: "Understanding Black-box Predictions via Influence Functions", ICML 2017, equation 2: to first
-order, leaving out pair z changes the loss of query q by g_q H^-1 g_z / N. H is replaced by the diagonal of the
-empirical Fisher matrix, so H^-1 g_q is one direction v in the space of the weights, and g_z v is the derivative of the
-loss of z along it: two forward passes over all pairs, and no gradient of a single pair.
+M. Ko, F. Kang, W. Shi, M. Jin, Z. Yu, R. Jia: "The Mirrored Influence Hypothesis: Efficient Data Influence Estimation
+by Harnessing Forward Passes", CVPR 2024: what a training pair does to the loss of a query is, but for a factor that all
+pairs share, what the query does to the loss of the pair. So the weights are moved a little by training on the query,
+and the losses of all pairs are computed before and after: two forward passes, and no gradient of a single pair. The
+paper moves against the gradient; here the steps are those of AdamW, and few.
 
 Shape suffixes: P pairs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -21,10 +23,9 @@ from torch import Tensor, nn
 from vlp_models.data.batch import Batch
 from vlp_models.tasks.base import TaskModel
 
-Weights = list[Tensor]
 Losses = Callable[[TaskModel, Batch], Tensor]
-DAMPING = 0.1  # added to the Fisher matrix, times the mean of its diagonal
-STEP = 1e-3  # length of the step along the direction, relative to the weights' norm
+STEPS = 60
+LR = 0.03  # of a step, relative to the run's learning rate
 
 
 def trained_weights(task: nn.Module) -> list[nn.Parameter]:
@@ -32,65 +33,32 @@ def trained_weights(task: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in task.parameters() if parameter.requires_grad]
 
 
-def mean_gradient(task: TaskModel, batches: Iterable[Batch], losses: Losses) -> Weights:
-    """Return the gradient of the mean loss over all pairs of the batches."""
-    parameters = trained_weights(task)
-    total = [torch.zeros_like(parameter) for parameter in parameters]
-    count = 0
-    for batch in batches:
-        loss_B = losses(task, batch)
-        count += len(loss_B)
-        for value, gradient in zip(total, _gradient(loss_B.sum(), parameters), strict=True):
-            value += gradient
-    return [value / max(count, 1) for value in total]
+@contextmanager
+def moved_weights(
+    task: TaskModel, batches: Callable[[], Iterable[Batch]], losses: Losses, *, lr: float
+) -> Iterator[None]:
+    """In the block, the weights are those after `STEPS` steps on the mean loss of the batches, again and again.
 
-
-def fisher_diagonal(task: TaskModel, batches: Iterable[Batch], losses: Losses) -> Weights:
-    """Return the mean of the squared gradient over small batches: a few pairs each, since single ones take longer."""
-    parameters = trained_weights(task)
-    total = [torch.zeros_like(parameter) for parameter in parameters]
-    count = 0
-    for batch in batches:
-        count += 1
-        for value, gradient in zip(total, _gradient(losses(task, batch).mean(), parameters), strict=True):
-            value += gradient.square()
-    return [value / max(count, 1) for value in total]
-
-
-def precondition(gradient: Weights, fisher: Weights) -> Weights:
-    """Return H^-1 g with the damped diagonal."""
-    mean = sum(float(value.sum()) for value in fisher) / max(1, sum(value.numel() for value in fisher))
-    damping = max(DAMPING * mean, torch.finfo(torch.float32).tiny)
-    return [value / (diagonal + damping) for value, diagonal in zip(gradient, fisher, strict=True)]
-
-
-@torch.no_grad()
-def directional_derivatives(
-    task: TaskModel, batches: Callable[[], Iterable[Batch]], direction: Weights, losses: Losses
-) -> NDArray[np.float64]:
-    """Return the derivative of each pair's loss along a direction, by central differences, [P] in the batches' order.
-
-    The weights are the same afterwards, bit for bit.
+    Afterwards they are the same as before, bit for bit.
     """
     parameters = trained_weights(task)
     saved = [parameter.detach().clone() for parameter in parameters]
-    step = STEP * _norm(saved) / (_norm(direction) or 1.0)
-    sides = []
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+    endless = chain.from_iterable(batches() for _ in repeat(None))
     try:
-        for sign in (1, -1):
-            for parameter, value, move in zip(parameters, saved, direction, strict=True):
-                parameter.copy_(value + sign * step * move)
-            sides.append(np.concatenate([losses(task, batch).double().cpu().numpy() for batch in batches()]))
+        for _, batch in zip(range(STEPS), endless, strict=False):
+            optimizer.zero_grad()
+            losses(task, batch).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        optimizer.zero_grad()
+        yield
     finally:
-        for parameter, value in zip(parameters, saved, strict=True):
-            parameter.copy_(value)
-    return np.asarray((sides[0] - sides[1]) / (2 * step))
+        with torch.no_grad():
+            for parameter, value in zip(parameters, saved, strict=True):
+                parameter.copy_(value)
 
 
-def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> Weights:
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-
-
-def _norm(values: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(value.double().square().sum()) for value in values))
+@torch.no_grad()
+def all_losses(task: TaskModel, batches: Iterable[Batch], losses: Losses) -> NDArray[np.float64]:
+    """Return the loss of each pair, [P], in the order of the batches."""
+    return np.concatenate([losses(task, batch).double().cpu().numpy() for batch in batches])
