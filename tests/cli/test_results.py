@@ -16,6 +16,8 @@ from vlp_models.cli import registry
 from vlp_models.cli.results import Scores, print_next_steps, print_places, print_results, read_scores
 from vlp_models.common.workspace import Workspace, find_uncommitted
 from vlp_models.params import load_params
+from vlp_models.registry.client import connect
+from vlp_models.registry.versions import SCORES_VIEW
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,6 +165,26 @@ def test_only_pages_that_exist_are_named(
             write(project, f"reports/{page}")
         print_places(params, workspace)
         assert capsys.readouterr().out == expected, "and no MLflow before its database exists"
+
+
+def test_the_address_of_the_experiment_is_looked_up_once(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    params, workspace = load_params(project / "params.yaml"), Workspace(project)
+    client = connect(params.tracking, project)
+    experiment = client.get_experiment_by_name(params.tracking.experiment)
+    assert experiment is not None
+    addresses = []
+    for _ in range(3):
+        print_places(params, workspace)
+        addresses.append(capsys.readouterr().out.splitlines()[-1])
+        if len(addresses) == 1:  # the first version is registered
+            client.set_experiment_tag(experiment.experiment_id, SCORES_VIEW, "{}")
+        else:
+            monkeypatch.setattr("vlp_models.registry.client.connect", None)
+    assert addresses[0].endswith("workflowType=machine_learning")
+    assert addresses[1] == addresses[2] == addresses[0] + "&viewStateShareKey=scores"
 
 
 def test_dates_of_the_history_are_not_broken(

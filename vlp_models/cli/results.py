@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from vlp_models.common.io import read_json
+from vlp_models.common.io import read_json, read_json_or_none, write_json
 from vlp_models.common.redaction import redact
 from vlp_models.common.workspace import Workspace, find_uncommitted
 from vlp_models.data.tables import SPLITS
@@ -171,6 +171,11 @@ def _experiment(params: Params, workspace: Workspace) -> str:
     from vlp_models.registry.client import connect, tracking_errors, tracking_uri
     from vlp_models.registry.versions import SCORES_VIEW
 
+    # MLflow takes two seconds to import, so the part is stored once it is final.
+    store = workspace.root / ".work" / "experiment.json"
+    key = f"{redact(tracking_uri(params.tracking, workspace.root))} {params.tracking.experiment}"
+    if address := (read_json_or_none(store) or {}).get(key):
+        return str(address)
     try:
         client = connect(params.tracking, workspace.root)
         with tracking_errors(tracking_uri(params.tracking, workspace.root)):
@@ -179,6 +184,10 @@ def _experiment(params: Params, workspace: Workspace) -> str:
         return ""
     if experiment is None:
         return ""
+    address = f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
+    if SCORES_VIEW not in experiment.tags:
+        return address
     # With the scores as columns, once versions are registered.
-    view = "&viewStateShareKey=scores" if SCORES_VIEW in experiment.tags else ""
-    return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning{view}"
+    address += "&viewStateShareKey=scores"
+    write_json(store, {key: address})
+    return address
