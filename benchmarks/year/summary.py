@@ -48,6 +48,7 @@ def summarize(weeks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "decisions": collections.Counter(decision["outcome"] or decision["action"] for decision in decisions),
         "promoted": promoted,
         "false_promotions": sum(decision["gain"] <= 0 for decision in promoted),
+        "taken_for_withdrawn": max((week.get("taken for withdrawn", 0) for week in weeks), default=0),
         "pulled_weeks": sum("pulled_week" in week for week in weeks),
         "disk": growth(weeks, "disk"),
         "memory": growth(weeks, "memory"),

@@ -51,7 +51,7 @@ def test_the_alias_follows_the_receipts(
     aliases = Aliases(**before)
     bundled = SimpleNamespace(task="vqa", is_challenger=is_challenger)
     tags = dict.fromkeys(("run", "model", "family", "variant"), "a")
-    record = SimpleNamespace(tags=tags, content="c", run="a")
+    record = SimpleNamespace(tags=tags, content="c", run="a", lineage={"facts": {}})
     version = SimpleNamespace(name=NAME, version=2, created=True)
 
     def replace(module: Any, name: str, result: Any) -> None:
