@@ -81,7 +81,7 @@ def test_the_change_that_wrecks_the_score_is_named(tmp_path: Path) -> None:
 
     # The command that reproduces it, from what is kept; and a version that differs in nothing but its seed.
     again = run(project, "vlp", "bisect", *versions, "--try", CAUSE)
-    assert "from an earlier command" in again.stderr and f"{CAUSE} lowers accuracy" in again.stdout
+    assert "from an earlier command" in again.stderr and f"{CAUSE} lowered accuracy" in again.stdout
     run(project, "vlp", "use", "--set", "finetune.vqa.seed=2")
     run(project, "vlp", "run")
     seeds = run(project, "vlp", "bisect", "vlp-vqa/2", "vlp-vqa/3").stdout
